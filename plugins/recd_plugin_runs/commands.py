@@ -364,12 +364,13 @@ def embeddings(
 def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Write a self-contained HTML page about one run, or a comparison of several runs.
 
-    RUN is the folder of a finished run, or a file of `recd run --json`. Each variant of a
-    comparison counts as a run. The first run is the baseline.
+    RUN is a run folder, a folder of runs, or a file of `recd run --json`. Each variant of a
+    comparison counts as a run. Runs of different files are sorted by their test metrics, best
+    first.
 
     \b
-    recd run my.yaml --json monday.json
-    recd report monday.json
+    recd report runs/clicks/3
+    recd report runs/clicks -o all.html
     recd report monday.json tuesday.json -o both.html
     """
     from recd_plugin_runs.report import read_runs

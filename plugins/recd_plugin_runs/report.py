@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugins.api import RecdError, html_page, plots, run_folders, run_results
+from recd_plugin_runs.runs import differing, listed, settings_of
+from recd_plugins.api import RecdError, html_page, plots, run_folders, run_results, text_utils
 
 # Losses that differ by at most this are reported as equal.
 _EQUAL_LOSSES = 1e-5
@@ -20,11 +23,13 @@ _EQUAL_LOSSES = 1e-5
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a report file: its name, its results, and the complete report."""
+    """One run of a report file: its name, results, complete report, settings and plot color."""
 
     name: str
     values: Mapping[str, Any]
     report: object = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    color: str = plots.COLORS[0]
 
     def figure(self, name: str) -> float | None:
         """Return a figure by name, or None. In a comparison, the median over its rounds."""
@@ -34,12 +39,18 @@ class Run:
         return value
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
-        """Return the ratio of a figure to the same figure of run ``first``, with its spread."""
-        spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
-        if spread and self.report is first.report:
+        """Return the ratio of a figure to that of ``first``; None if they were not compared."""
+        if self.report is not first.report:
+            return None
+        if spread := self.values.get("rounds", {}).get(figure, {}).get("ratio"):
             return run_results.Spread(**spread)
         value, base = self.figure(figure), first.figure(figure)
         return None if value is None or not base else run_results.Spread.of([value / base])
+
+    @property
+    def entropy(self) -> float | None:
+        """Return the normalized entropy of the test split; None if it was not measured."""
+        return self.figure("test_normalized_entropy")
 
     @property
     def losses(self) -> list[float]:
@@ -48,15 +59,15 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read runs from run folders or files of ``recd run --json``. Give each a unique name."""
+    """Read the runs of run folders, folders of runs, and files of ``recd run --json``.
+
+    Each run gets a unique name. Runs of different files are sorted by the normalized entropy of
+    the test split, best first.
+    """
     found: list[Run] = []
+    paths = [each for path in paths for each in _results_in(path)]
     for given in paths:
         path = given / run_folders.RESULT if given.is_dir() else given
-        if given.is_dir() and not path.exists():
-            raise RecdError(
-                f"{given}: the folder has no results of a run. Pass the folder of a finished run, "
-                "such as runs/clicks/3."
-            )
         try:
             runs = runs_of(json.loads(path.read_bytes()))
         except ValueError as error:
@@ -71,12 +82,28 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
                 if len(paths) > 1 or not run.name
                 else ""
             )
-            found.append(replace(run, name=f"{of_file} {run.name}".strip()))
+            settings = listed(given).settings if given.is_dir() else run.settings
+            found.append(replace(run, name=f"{of_file} {run.name}".strip(), settings=settings))
+    if len(paths) > 1:
+        found.sort(key=lambda run: math.inf if (ne := run.entropy) is None else ne)
     names = [run.name for run in found]
     return [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
         for i, run in enumerate(found)
     ]
+
+
+def _results_in(path: Path) -> list[Path]:
+    """Return a path itself, or the finished runs in a folder of runs."""
+    if not path.is_dir() or (path / run_folders.RESULT).exists():
+        return [path]
+    found = [run for run in run_folders.runs_in(path) if (run / run_folders.RESULT).exists()]
+    if not found:
+        raise RecdError(
+            f"{path}: the folder has no results of a run. Pass the folder of a finished run, such "
+            "as runs/clicks/3."
+        )
+    return found
 
 
 def runs_of(report: Any) -> list[Run]:
@@ -88,8 +115,9 @@ def runs_of(report: Any) -> list[Run]:
     }
     shared = {name: report[name] for name in ("registry", "settings") if name in report}
     rounds = report.get("rounds") or {}
+    settings = settings_of(shared.get("registry") or "", shared.get("settings") or ())
     return [
-        Run(name, {**values, **shared, "rounds": rounds.get(name, {})}, report)
+        Run(name, {**values, **shared, "rounds": rounds.get(name, {})}, report, settings)
         for name, values in (sides or {"": report}).items()
         if values.keys() >= {"losses", "collective_bytes"}
     ]
@@ -99,27 +127,36 @@ def runs_of(report: Any) -> list[Run]:
 _KNOWN = frozenset(
     {
         "samples_per_second", "step_seconds", "ids_looked_up", "peak_memory_bytes", "losses",
-        "train", "test", "registry", "settings", "rounds", "validation",
+        "train", "test", "registry", "settings", "rounds", "validation", "stalls", "stages",
+        "collective_bytes", "calibration_bins", "first_step",
     }
 )  # fmt: skip
 # Data wait is mentioned if it exceeds this share of a step.
-_WAITING = 0.05
+_WAITING = 0.2
 
 
 def page(runs: Sequence[Run]) -> str:
     """Return an HTML page that compares runs: findings, figures, curves and tables."""
     named = " and ".join(run.name or "run" for run in runs)
     title = named if len(runs) < 4 else f"{len(runs)} runs"
-    losses = loss_plot([run for run in runs if run.losses])
+    colors = cycle(plots.ALL_COLORS)
+    runs = [replace(run, color=color) for run, color in zip(runs, colors, strict=False)]
+    told = [html_page.element("li", finding) for finding in findings(runs)]
     parts = [
         html_page.element("h1", title),
-        html_page.element("ul", *(html_page.element("li", finding) for finding in findings(runs))),
+        *([html_page.element("ul", *told)] if told else []),
+        *_settings(runs),
         html_page.element("h2", "Figures"),
         _figures(runs),
         *html_page.html_section(
-            "Losses", "Mean loss over ranks at each step, before the update of the weights.", losses
+            "Losses",
+            "Mean loss over ranks at each step, before the update of the weights. The strong line "
+            "is a moving average.",
+            loss_plot([run for run in runs if run.losses]),
         ),
         *_validations(runs),
+        *_calibration(runs),
+        *_costs(runs),
         *_sections(runs),
         *_registries(runs),
     ]
@@ -129,13 +166,15 @@ def page(runs: Sequence[Run]) -> str:
 def findings(runs: Sequence[Run]) -> Iterator[str]:
     """Yield one sentence for each notable result of the runs."""
     first = runs[0]
+    if len({id(run.report) for run in runs}) > 1 and first.entropy is not None:
+        yield f"{first.name} is best: normalized entropy {first.entropy:.5f} on the test split."
     for run in runs[1:]:
         for name, sentence in (
             ("samples_per_second", "trains {} times as many samples per second as"),
             ("collective_bytes", "sends {} times as many bytes as"),
         ):
             over = run.over(first, name)
-            if over is None:
+            if over is None or over.least == over.most == 1:
                 continue
             times = f"{over.median:.2f}"
             if over.least < over.most:
@@ -145,7 +184,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{run.name} {sentence.format(times)} {first.name}{doubt}."
     for run in runs[1:]:
         apart = [abs(a - b) for a, b in zip(run.losses, first.losses, strict=False)]
-        same = len(run.losses) == len(first.losses)
+        same = run.report is first.report and len(run.losses) == len(first.losses)
         if same and all(each <= _EQUAL_LOSSES for each in apart):
             yield f"Losses of {first.name} and {run.name} agree within {max(apart, default=0):.1e}."
     for run in runs:
@@ -155,67 +194,133 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{named}{stalls['share']:.0%} of each step is spent waiting for data."
         whose = run.name if len(runs) > 1 else ""
         train = (run.values["train"] or {}).get("normalized_entropy")
-        if train is not None and (told := run_results.worse_than_base_rate(train, "train", whose)):
+        if (
+            run.entropy is None
+            and train is not None
+            and (told := run_results.worse_than_base_rate(train, "train", whose))
+        ):
             yield f"{told}."
         for told in run_results.quality_advice(run.values, whose):
             yield f"{told}."
 
 
+def _settings(runs: Sequence[Run]) -> Iterable[html_page.Html]:
+    if keys := differing([run.settings for run in runs]):
+        yield html_page.element("h2", "Settings that differ")
+        rows = [(key, *(str(run.settings.get(key, "-")) for run in runs)) for key in keys]
+        yield html_page.html_table(("", *(run.name for run in runs)), rows)
+
+
 def _figures(runs: Sequence[Run]) -> html_page.Html:
     found = [run_results.figures_of(run.values) for run in runs]
-    units = {name: unit for each in found for name, (_, unit) in each.items()}
+    complete = sorted(found, key=len, reverse=True)
+    units = {name: unit for each in complete for name, (_, unit) in each.items()}
+    compared = [i > 0 and run.report is runs[0].report for i, run in enumerate(runs)]
     headings = [""]
-    for i, run in enumerate(runs):
-        headings += [run.name or "value", *(["ratio"] if i else [])]
+    for run, has_ratio in zip(runs, compared, strict=True):
+        headings += [run.name or "value", *(["ratio"] if has_ratio else [])]
     rows = []
     for name, unit in units.items():
+        if unit == "B" and not any(run.figure(name) for run in runs):
+            continue
         cells = [run_results.figure_words(name)]
-        for i, run in enumerate(runs):
+        for run, has_ratio in zip(runs, compared, strict=True):
             over = run.over(runs[0], name)
+            times = over.times() if over else ""
             cells += [
                 run_results.figure_text(run.figure(name), unit),
-                *([over.times().replace("\n", ", ") if over else ""] if i else []),
+                *([times.replace("\n", ", ") if times != "1x" else ""] if has_ratio else []),
             ]
         rows.append(cells)
     return html_page.html_table(headings, rows)
 
 
 def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
+    """Yield a plot per metric, with a sentence on the best step of each run."""
+    by_metric: dict[str, list[Run]] = {}
     for run in runs:
         curve = run.values.get("validation")
-        if not curve or not curve["steps"]:
-            continue
-        best = "" if curve["best_step"] is None else f", best after step {curve['best_step']:,}"
-        ended = ", then stopped early" if curve["stopped_early"] else ""
-        text = f"{curve['metric']} on the test split after each step{best}{ended}."
-        plot = curve_plot(curve["steps"], curve["values"], curve["metric"])
-        yield from html_page.html_section(f"Validation {run.name}".strip(), text, plot)
+        if curve and curve["steps"]:
+            by_metric.setdefault(curve["metric"], []).append(run)
+    for metric, of_metric in by_metric.items():
+        told = []
+        for run in of_metric:
+            curve = run.values["validation"]
+            best = "" if curve["best_step"] is None else f" best after step {curve['best_step']:,}"
+            ended = ", then stopped early" if curve["stopped_early"] else ""
+            if best or ended:
+                told.append(f"{run.name}:{best}{ended}.".removeprefix(":").strip())
+        text = " ".join(
+            [f"{run_results.figure_words(metric)} of the test split during training.", *told]
+        )
+        yield from html_page.html_section("Validation", text, validation_plot(of_metric, metric))
+
+
+def _calibration(runs: Sequence[Run]) -> Iterable[html_page.Html]:
+    if known := [run for run in runs if run.values.get("calibration_bins")]:
+        yield from html_page.html_section(
+            "Calibration",
+            "Test rows in ten groups with similar predictions: the mean prediction and the share "
+            "of positive labels in each group. Calibrated predictions lie on the dashed line.",
+            calibration_plot(known),
+        )
+
+
+def _costs(runs: Sequence[Run]) -> Iterable[html_page.Html]:
+    """Yield bars of the time and the bytes of a step."""
+    waiting: dict[str, dict[str, float]] = {}
+    stages: dict[str, dict[str, float]] = {}
+    sent: dict[str, dict[str, float]] = {}
+    for run in runs:
+        values, name = run.values, run.name or "run"
+        step = 1e3 * (run.figure("step_seconds") or 0.0)
+        if stalls := values.get("stalls"):
+            shares = {f"wait for {cause}": share for cause, share in stalls["shares"].items()}
+            shares = {"training": max(0.0, 1 - sum(shares.values())), **shares}
+            waiting[name] = {part: step * share for part, share in shares.items()}
+        if values.get("stages"):
+            stages[name] = {part: 1e3 * value for part, value in values["stages"].items()}
+        if any(values["collective_bytes"].values()):
+            sent[name] = {kind: value / 1e6 for kind, value in values["collective_bytes"].items()}
+    for heading, text, bars, unit in (
+        ("Time of a step", "Training, and waiting for data by cause.", waiting, "ms"),
+        ("Time by stage", "From the profiled steps of --breakdown.", stages, "ms"),
+        ("Bytes of a step", "Bytes that all ranks send, by collective.", sent, "MB"),
+    ):
+        if bars:
+            yield from html_page.html_section(heading, text, bar_plot(bars, unit))
 
 
 def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield an HTML table for each key of the reports that the page shows nowhere else."""
+    """Yield a folded HTML table for each key of the reports that the page shows nowhere else."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
         if not paths:
             continue
-        yield html_page.element("h2", name.replace("_", " ").capitalize())
         rows = [(path or name, *(_text(each.get(path)) for each in leaves)) for path in paths]
-        yield html_page.html_table(("", *(run.name or "value" for run in runs)), rows)
+        table = html_page.html_table(("", *(run.name or "value" for run in runs)), rows)
+        yield _folded(f"Details: {name.replace('_', ' ')}", table)
+
+
+def _folded(summary: str, *children: html_page.Html) -> html_page.Html:
+    return html_page.element("details", html_page.element("summary", summary), *children)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each number, text and plain list; skip lists of records."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, f"{path} {name}".strip().replace("_", " "))
-    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
-        for number, item in enumerate(value):
-            yield from _leaves(item, f"{path} {number}".strip())
-    elif value is not None:
+    elif value is not None and not (
+        isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value)
+    ):
         yield path, value
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return text_utils.shortened([_text(each) for each in value])
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
@@ -229,50 +334,106 @@ def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
             by_text.setdefault((text, tuple(run.values.get("settings", ()))), []).append(run.name)
     for (text, settings), names in by_text.items():
         of = f" of {', '.join(names)}" if len(by_text) > 1 else ""
-        yield html_page.element("h2", f"Registry{of}")
-        if settings:
-            yield html_page.element("p", f"With {', '.join(settings)}.")
-        yield html_page.element("pre", text)
+        given = [html_page.element("p", f"With {', '.join(settings)}.")] if settings else []
+        yield _folded(f"Registry file{of}", *given, html_page.element("pre", text))
 
 
-# Longer curves are averaged down to this many points.
-_POINTS = 400
+# Longer curves are thinned to this many points.
+_POINTS = 600
 
 
 @plots.plot_style()
 def loss_plot(runs: Sequence[Run]) -> html_page.Html:
-    """Plot the loss of each training step as HTML, one curve per run."""
+    """Plot the losses of the training steps as HTML: faint, with a strong moving average."""
     axes = _axes(4.0)
-    for number, run in enumerate(runs):
-        width = math.ceil(len(run.losses) / _POINTS)
-        parts = [run.losses[at : at + width] for at in range(0, len(run.losses), width)]
-        axes.plot(
-            [start * width + (len(part) + 1) / 2 for start, part in enumerate(parts)],
-            [sum(part) / len(part) for part in parts],
-            color=plots.COLORS[number % len(plots.COLORS)],
-            label=run.name,
-            marker="o" if len(parts) == 1 else None,
+    limits = []
+    for run in runs:
+        losses = np.array(run.losses)
+        width = max(1, min(len(losses) // 4, max(20, len(losses) // 20)))
+        known = np.isfinite(losses)
+        sums, counts = (
+            np.convolve(each, np.ones(width), "same")[: len(losses)]
+            for each in (np.where(known, losses, 0.0), known.astype(float))
         )
+        smooth = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
+        at = np.unique(np.linspace(0, len(losses) - 1, _POINTS).astype(int))
+        marker = "o" if len(at) == 1 else None
+        if width > 1:
+            axes.plot(at + 1, losses[at], color=run.color, alpha=0.2, linewidth=1)
+        axes.plot(at + 1, smooth[at], color=run.color, label=run.name, linewidth=2, marker=marker)
+        limits += [*np.quantile(losses[known], [0.005, 0.995])] if known.any() else []
+    if limits and min(limits) < max(limits):  # single outliers must not flatten the curves
+        margin = 0.05 * (max(limits) - min(limits))
+        axes.set_ylim(min(limits) - margin, max(limits) + margin)
     axes.set(xlabel="step", ylabel="loss")
-    if len(runs) > 1:
-        axes.legend()
-    return _svg(axes)
+    return _svg(axes, legend=len(runs) > 1)
 
 
 @plots.plot_style()
-def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> html_page.Html:
-    """Plot a metric over training steps. None leaves a gap in the curve."""
-    axes = _axes(3.0)
-    axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
-    axes.set(xlabel="step", ylabel=name.replace("_", " "))
-    return _svg(axes)
+def validation_plot(runs: Sequence[Run], metric: str) -> html_page.Html:
+    """Plot the validations of runs with the same metric as HTML. Rings mark the best steps."""
+    axes = _axes(3.4)
+    for run in runs:
+        curve = run.values["validation"]
+        values = [math.nan if value is None else value for value in curve["values"]]
+        axes.plot(curve["steps"], values, color=run.color, label=run.name, marker=".")
+        if (best := curve["best_step"]) in curve["steps"]:
+            at = curve["steps"].index(best)
+            label = "best step" if len(runs) == 1 else None
+            axes.plot(best, values[at], "o", ms=12, mfc="none", mew=2, color=run.color, label=label)
+    axes.set(xlabel="step", ylabel=run_results.figure_words(metric))
+    return _svg(axes, legend=True)
 
 
-def _axes(height: float) -> Axes:
-    return Figure(figsize=(8, height), layout="constrained").subplots()
+@plots.plot_style()
+def calibration_plot(runs: Sequence[Run]) -> html_page.Html:
+    """Plot the mean label over the mean prediction of each group of test rows as HTML."""
+    axes = _axes(4.6, width=5.2)
+    most = 0.0
+    for run in runs:
+        _, predicted, observed = zip(*run.values["calibration_bins"], strict=True)
+        axes.plot(predicted, observed, color=run.color, label=run.name, marker="o", ms=5)
+        most = max(most, *predicted, *observed)
+    axes.plot([0, most], [0, most], "--", color="#566070", linewidth=1, zorder=1)
+    axes.set(xlabel="mean prediction", ylabel="share of positive labels")
+    return _svg(axes, legend=len(runs) > 1)
 
 
-def _svg(axes: Axes) -> html_page.Html:
+@plots.plot_style()
+def bar_plot(runs: Mapping[str, Mapping[str, float]], unit: str) -> html_page.Html:
+    """Plot a stacked horizontal bar per run as HTML. ``runs`` maps each run to its parts."""
+    axes = _axes(1.5 + 0.42 * len(runs))
+    names = [_short(name, 24) for name in runs]
+    rows = np.arange(len(runs))
+    left = np.zeros(len(runs))
+    colors = cycle(plots.ALL_COLORS)
+    for part in dict.fromkeys(part for parts in runs.values() for part in parts):
+        values = np.array([parts.get(part, 0.0) for parts in runs.values()])
+        label = part.replace("_", " ")
+        axes.barh(rows, values, 0.6, left, label=label, color=next(colors))
+        left += values
+    axes.set_yticks(rows, names)
+    axes.invert_yaxis()
+    axes.set(xlabel=unit)
+    axes.grid(visible=False, axis="y")
+    return _svg(axes, legend=True)
+
+
+def _short(name: str, length: int) -> str:
+    return name if len(name) <= length else f"...{name[3 - length :]}"
+
+
+def _axes(height: float, width: float = 7.0) -> Axes:
+    return Figure(figsize=(width, height), layout="constrained").subplots()
+
+
+def _svg(axes: Axes, *, legend: bool) -> html_page.Html:
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
+    if legend:
+        handles, labels = axes.get_legend_handles_labels()
+        labels = [_short(label, 60) for label in labels]
+        width = max(map(len, labels), default=0) + 5
+        columns = max(1, min(3, int(9 * figure.get_figwidth()) // width))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns)
     return plots.svg_of(figure)

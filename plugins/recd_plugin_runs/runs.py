@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import click
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from recd_plugins.api import (
     RecdError,
@@ -48,14 +50,26 @@ class ListedRun:
 def listed(folder: Path) -> ListedRun:
     """Read a run folder."""
     saved = run_folders.read_settings(folder)
-    document = YAML(typ="safe").load(saved.text) or {}
-    settings = {
-        **flat(document),
-        **dict(each.split("=", 1) for each in saved.settings),
-        **{f"training.{name}": str(value) for name, value in saved.options.items()},
-    }
+    options = [f"training.{name}={value}" for name, value in saved.options.items()]
+    settings = settings_of(saved.text, [*saved.settings, *options])
     result = run_folders.read_result(folder)
     return ListedRun(folder, saved.started, settings, result, run_folders.newest_step(folder))
+
+
+def settings_of(registry: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a registry file by dotted key, with overrides such as ``KEY=VALUE``."""
+    settings = flat(_parsed(registry) or {})
+    for each in overrides:
+        key, value = re.split("[= ]", each, maxsplit=1)
+        settings |= flat(_parsed(value), key)
+    return settings
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return YAML(typ="safe").load(text)
+    except YAMLError:  # the file may come from elsewhere
+        return text
 
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:
@@ -69,10 +83,10 @@ def flat(value: Any, key: str = "") -> dict[str, Any]:
     return {name: each for inner, of in items for name, each in flat(of, inner).items()}
 
 
-def differing(runs: Sequence[ListedRun]) -> list[str]:
-    """Return the keys whose values are not the same in all runs."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    return [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
+def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in the settings of all runs."""
+    keys = dict.fromkeys(key for settings in runs for key in settings)
+    return [key for key in keys if len({settings.get(key) for settings in runs}) > 1]
 
 
 def best(runs: Sequence[ListedRun], metric: str) -> ListedRun | None:
@@ -116,7 +130,7 @@ def runs_command(
     found = [listed(path) for path in run_folders.runs_in(folder)]
     if not found:
         raise RecdError(f"{folder}: there are no runs in this folder. Train with recd run.")
-    keys, winner = differing(found), best(found, metric)
+    keys, winner = differing([run.settings for run in found]), best(found, metric)
     rows = [
         {
             "run": str(run.path),

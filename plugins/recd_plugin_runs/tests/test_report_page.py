@@ -8,11 +8,21 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests.small_registry import write_registry
 
-from recd_plugin_runs.report import Run, findings, page, read_runs, runs_of
+from recd_plugin_runs import report
+from recd_plugin_runs.report import (
+    Run,
+    findings,
+    loss_plot,
+    page,
+    read_runs,
+    runs_of,
+    validation_plot,
+)
 from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 
@@ -36,11 +46,13 @@ def a_run(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_page_needs_nothing_else_and_shows_what_any_part_reports() -> None:
-    html = page([Run("", a_run(acme={"rows": {"hot": 12345}, "kinds": [{"name": "<b>"}]}))])
+    acme = {"rows": {"hot": 12345}, "kinds": ["<b>", "c"], "records": [{"a": 1}]}
+    html = page([Run("", a_run(acme=acme))])
 
     assert not re.search(r"<(script|link|img|iframe)|url\((?!#)|@import|href=.http", html)
     assert "<td>rows hot</td><td>12,345</td>" in html
-    assert "<td>kinds 0 name</td><td>&lt;b&gt;</td>" in html
+    assert "<td>kinds</td><td>&lt;b&gt;, c</td>" in html
+    assert "{" not in html.split("</style>")[1].split("<svg")[0]
     assert "<td>samples per second</td><td>100</td>" in html
 
 
@@ -178,3 +190,54 @@ def test_recd_run_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     html = Path("a.html").read_text(encoding="utf-8")
     assert "<h2>Losses</h2>" in html
     assert "dlrm.random" in html
+
+
+def test_separate_runs_are_sorted_and_their_settings_compared(tmp_path: Path) -> None:
+    quality = {"auc": 0.7, "num_samples": 64}
+    for number, (entropy, rate) in enumerate([(0.9, 1), (0.8, 2), (None, 3)], start=1):
+        values = a_run(
+            test=entropy and {**quality, "normalized_entropy": entropy},
+            registry="training: {steps: 3, learning_rate: 1}",
+            settings=[f"training.learning_rate={rate}"],
+            calibration_bins=[[32, 0.2, 0.1], [32, 0.6, 0.5]],
+        )
+        tmp_path.joinpath(f"{number}.json").write_text(json.dumps(values))
+    runs = read_runs(sorted(tmp_path.glob("*.json")))
+    assert [run.name for run in runs] == ["2", "1", "3"]
+    assert list(findings(runs)) == ["2 is best: normalized entropy 0.80000 on the test split."]
+    html = page(runs)
+    settings = html.split("Settings that differ")[1].split("</table>")[0]
+    assert "<td>training.learning_rate</td><td>2</td><td>1</td><td>3</td>" in settings
+    assert "training.steps" not in settings
+    for heading in ("Losses", "Calibration", "Bytes of a step"):
+        assert f"<h2>{heading}</h2>" in html
+    assert "Time of a step" not in html, "there are no data stalls"
+
+
+def plotted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collect the axes of plots in the returned list."""
+    shown: list[Any] = []
+
+    def collect(axes: Any, **_: Any) -> str:
+        shown.append(axes)
+        return ""
+
+    monkeypatch.setattr(report, "_svg", collect)
+    return shown
+
+
+def test_losses_are_averaged_and_outliers_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = plotted(monkeypatch)
+    losses = [1000.0, *(0.5 + 0.1 * (step % 2) for step in range(999))]
+    loss_plot([Run("", a_run(losses=losses))])
+    raw, smooth = shown[0].lines
+    assert np.ptp(raw.get_ydata()[5:]) > 0.09
+    assert np.ptp(smooth.get_ydata()[60:-60]) < 0.01
+    assert shown[0].get_ylim()[1] < 1
+
+
+def test_the_best_validation_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = plotted(monkeypatch)
+    curve = {"metric": "auc", "steps": [1, 2, 3], "values": [0.5, 0.7, 0.6], "best_step": 2}
+    validation_plot([Run("", a_run(validation=curve))], "auc")
+    assert shown[0].lines[1].get_xydata().tolist() == [[2, 0.7]]

@@ -51,7 +51,7 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert evaluated["test"]["log_loss"] == pytest.approx(losses[int(run) - 1], abs=1e-6)
     shown = recd("runs", "runs/r", "--metric", "auc")
     assert "best auc: runs/r/" in shown
-    recd("report", "runs/r/1", "runs/r/2", "-o", "page.html")
-    assert "runs/r/2" in Path("page.html").read_text()
+    assert recd("report", "runs/r").startswith(f"runs/r.html: runs/r/{best + 1}, ")
+    assert "<td>model.embedding_dim</td>" in Path("runs/r.html").read_text()
     recd("embeddings", "runs/r", "t_a", "-o", "rows.parquet")
     assert pq.read_table("rows.parquet").num_rows == 50

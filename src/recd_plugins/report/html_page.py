@@ -17,8 +17,10 @@ svg { max-width: 100%; height: auto; font-family: system-ui, sans-serif; }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e8ec; }
 td:not(:first-child) { white-space: nowrap; }
 th { vertical-align: bottom; color: #566070; font-weight: 600; }
-th:first-child, td:first-child { text-align: left; } td.exact { color: #2563a8; font-weight: 600; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
+td:first-child { min-width: 8rem; } td.exact { color: #2563a8; font-weight: 600; }
 td.partial { color: #b3621a; font-weight: 600; } td.plain { color: #8a93a1; }
+details { margin-top: 1.2rem; } summary { cursor: pointer; font-weight: 600; }
 pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
 """
 

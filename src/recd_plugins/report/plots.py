@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 #: Colours of variants or parts.
 COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0", "#b6bcc6")
-_MORE_COLORS = ("#c25b6a", "#7fa8d4", "#e8c15a")
+#: All colours of the cycle.
+ALL_COLORS = (*COLORS, "#c25b6a", "#7fa8d4", "#e8c15a")
 #: Colour of the baseline.
 GREY = COLORS[-1]
 
-# Figures of 8 inches are readable in 500 pixels.
+# Figures of 7 inches are readable in 500 pixels.
 _STYLE: Any = {
-    "font.size": 11,
+    "font.size": 12,
     "font.family": "sans-serif",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -30,7 +31,6 @@ _STYLE: Any = {
     "figure.titlesize": "medium",
     "grid.color": "#e6e8ec",
     "legend.frameon": False,
-    "legend.fontsize": "small",
     "svg.hashsalt": "recd",
     "svg.fonttype": "none",
     # Names may contain dollar signs, which matplotlib would parse as math.
@@ -44,7 +44,7 @@ def plot_style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    colors = cycler(color=[*COLORS, *_MORE_COLORS])
+    colors = cycler(color=ALL_COLORS)
     with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": colors}):
         yield
 
