@@ -60,11 +60,12 @@ def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
         how = ""
         if "Expected 1 columns" in str(error):
             how = f". If the separator is ; then {set_option('separator', repr(';'))}."
-        elif re.search(r"Expected \d+ columns, got", str(error)):
-            how = (
-                ". Every row needs all columns. Leave unknown values empty, such as labels of rows "
-                "to score."
-            )
+        elif sizes := re.search(r"(Row #\d+): Expected (\d+) columns, got (\d+)", str(error)):
+            row, expected, found = sizes.groups()
+            raise DataError(
+                f"{file}: {row} has {found} columns instead of {expected}. Write all columns in "
+                "every row, and leave unknown values empty, such as the labels of rows to score."
+            ) from error
         if "conversion error" in str(error):
             how = (
                 ". The type was inferred from the first rows. Set source.types, such as {COLUMN: "

@@ -297,7 +297,9 @@ def test_what_is_no_table_is_told(what, tmp_path):
 
 def test_a_row_without_a_named_column_is_told(tmp_path):
     (tmp_path / "t.csv").write_text("1,2\n3,4\n")
-    with pytest.raises(DataError, match=r"Expected 3 columns, got 2.*Leave unknown values empty"):
+    with pytest.raises(
+        DataError, match=r"t.csv: Row #1 has 2 columns instead of 3.*unknown values empty"
+    ):
         read(tmp_path / "t.csv", header=("label", "a", "b"))
     (tmp_path / "t.csv").write_text(",1,2\n,3,4\n")
     assert read(tmp_path / "t.csv", header=("label", "a", "b"))[1] == {
