@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,19 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 @cli_options.RANKS
 @cli_options.BATCH_SIZE
 @click.option(
+    "--by",
+    multiple=True,
+    metavar="COLUMN",
+    help="Also show metrics per value of this feature or key column: the 20 most frequent values, "
+    "ranges of numbers, or lengths of lists. Can be repeated.",
+)
+@click.option(
+    "--baseline",
+    is_flag=True,
+    help="Also train a logistic regression (scikit-learn) on at most 100,000 training rows, and "
+    "show its metrics.",
+)
+@click.option(
     "--json",
     "json_path",
     type=cli_options.OUTPUT_OR_TERMINAL,
@@ -46,17 +58,22 @@ def evaluate(
     checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
+    by: tuple[str, ...],
+    baseline: bool,
     json_path: Path | None,
 ) -> None:
     """Evaluate a trained model on every row of its test split.
 
-    Shows normalized entropy, AUC and the metrics of the registry file. REGISTRY selects
-    its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE overrides a value,
-    as in recd run. Under torchrun, the command runs on the started ranks.
+    Shows normalized entropy, AUC and the metrics of the registry file. The column "base rate" is
+    for comparison: it predicts the mean label of the training split for every row.
+
+    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
+    overrides a value, as in recd run. Under torchrun, the command runs on the started ranks.
 
     \b
     recd evaluate registry.yaml
     recd evaluate runs/clicks/3 --checkpoint newest --json -
+    recd evaluate registry.yaml --by campaign --by hour --baseline
     """
     on_terminal = json_path == Path("-")
     model = run_folders.find_trained(
@@ -74,12 +91,14 @@ def evaluate(
         )
     given = cli_options.overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
     read = read.with_training(given)
-    from rich.table import Table
-
+    if baseline:  # before the evaluation, which may take long
+        imports.optional_library("sklearn", "baseline", "--baseline")
+    from recd_plugin_runs.baseline import with_baselines
+    from recd_plugin_runs.evaluate import EvaluateJob
     from recd_plugin_runs.evaluate import evaluate as on_rank
     from recd_plugins.api import devices, launcher, run_results, trained_models
 
-    job = trained_models.TrainedJob(
+    job = EvaluateJob(
         read.path,
         checkpoint=chosen,
         plugins_dir=model.plugins_dir,
@@ -87,24 +106,20 @@ def evaluate(
         device=devices.choose_device(read),
         settings=model.settings,
         text=read.text,
+        by=by,
     )
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
     found = trained_models.on_ranks(read, on_rank, job, alike)
     if launcher.torchrun_rank() not in (None, 0):
         return
+    found = with_baselines(found, read.dataset, logistic=baseline)
     if on_terminal:
         click.echo(file_utils.json_text(found.as_json()), nl=False)
         return
     if json_path is not None:
         file_utils.write_json(json_path, found.as_json())
-    table = Table(title=f"{chosen.name}, test split")
-    table.add_column("")
-    table.add_column("value", justify="right", overflow="fold")
-    report = found.as_json()["test"]
-    table.add_row("rows", f"{report.pop('num_samples'):,}")
-    for name, value in report.items():
-        table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
-    consoles.output_console().print(table)
+    for table in found.tables(f"{chosen.name}, test split"):
+        consoles.output_console().print(table)
     if told := run_results.worse_than_base_rate(found.test.normalized_entropy, "test"):
         click.echo(told)
 
@@ -281,8 +296,8 @@ def export(
         )
     cli_options.check_apart(output / "model.pt2", read, chosen)
     file_utils.check_writable(output / "model.pt2")
-    from recd_plugin_runs.evaluate import say_absent
     from recd_plugin_runs.export import export_to
+    from recd_plugin_runs.notes import say_absent
     from recd_plugins.api import trained_models
 
     imports.silence_upstream()
@@ -343,7 +358,8 @@ def embeddings(
     read, chosen = model.registry, model.checkpoint
     cli_options.check_apart(output, read, chosen)
     cli_options.check_output(output, force, "id", "vector")
-    from recd_plugin_runs.evaluate import say_absent, write_embeddings
+    from recd_plugin_runs.evaluate import write_embeddings
+    from recd_plugin_runs.notes import say_absent
     from recd_plugins.api import trained_models
 
     read = trained_models.with_trained_columns(read, chosen, rows=False)

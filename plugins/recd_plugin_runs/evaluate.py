@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch.distributed as dist
+from rich.table import Table
 
+from recd_plugin_runs.notes import UnknownIds
+from recd_plugin_runs.slices import columns_of, measure_slices
 from recd_plugins.api import (
-    MOST_UNKNOWN,
-    Preprocessing,
     Quality,
     RecdError,
     RunConfig,
@@ -23,9 +23,9 @@ from recd_plugins.api import (
     lookup_kernels,
     model_tables,
     plugin_call,
-    rank_agreement,
     run_identity,
     table_weights,
+    text_table,
     trained_models,
     transforms,
 )
@@ -39,6 +39,9 @@ class Evaluated:
     step: int
     test: Quality
     metrics: Mapping[str, float]
+    #: Metrics per value of each column of option ``--by``.
+    by: Mapping[str, list[dict[str, Any]]]
+    baselines: Mapping[str, Quality] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics as JSON values."""
@@ -46,10 +49,49 @@ class Evaluated:
             "checkpoint": self.checkpoint,
             "step": self.step,
             "test": {**self.test.figures(), **self.metrics},
+            "baselines": {name: each.figures() for name, each in self.baselines.items()},
+            "by": dict(self.by),
         }
 
+    def tables(self, title: str) -> Iterator[Table]:
+        """Yield rich tables: one of the model and the baselines, and one per column of ``by``."""
+        report = self.as_json()
+        columns = {"model": report["test"], **report["baselines"]}
+        cells = [
+            [_heading(name), *(_figure(each.get(name, "")) for each in columns.values())]
+            for name in sorted(report["test"], key="num_samples".__ne__)  # first
+        ]
+        yield text_table(title, [""], [_heading(name) for name in columns], cells)
+        for column, found in self.by.items():
+            names = [name for name in found[0] if name != "value"]
+            cells = [[each["value"], *(_figure(each[name]) for name in names)] for each in found]
+            yield text_table("", [column], [_heading(name) for name in names], cells)
 
-def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Evaluated:
+
+def _heading(name: str) -> str:
+    return "rows" if name == "num_samples" else name.replace("_", " ")
+
+
+def _figure(value: float | str) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else "-" if math.isnan(value) else f"{value:.6g}"
+
+
+@dataclass(frozen=True)
+class EvaluateJob(trained_models.TrainedJob):
+    """Job description of ``recd evaluate``; ``by`` has the columns of option ``--by``."""
+
+    by: tuple[str, ...] = ()
+
+    def prepare(self) -> None:
+        """Prepare missing data, and check the columns of ``by``."""
+        super().prepare()
+        for name in self.by:
+            columns_of(self.load().dataset, name)
+
+
+def evaluate(rank: int, world_size: int, job: EvaluateJob) -> Evaluated:
     """Evaluate the checkpoint of ``job`` on the test split. Collective: call on all ranks."""
     trained = trained_models.load_trained(job)
     if rank == 0 and not trained.same_data:
@@ -58,12 +100,13 @@ def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Eval
     unknown = UnknownIds(registry)
     quality, metrics = trained.evaluate(rank, world_size)
     unknown.say()
+    by = measure_slices(trained, job.by, rank, world_size) if job.by else {}
     lookup_kernels.close_kernels(trained.parts.dmp)
     if quality is None:
         raise RecdError(
             f"{job.registry}: the test split has no rows. Check its options in dataset.options."
         )
-    return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
+    return Evaluated(str(job.checkpoint), trained.step, quality, metrics, by)
 
 
 _ROWS_AT_ONCE = 65_536
@@ -111,49 +154,3 @@ def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) ->
     found = pa.array([texts.get(each) for each in values] if texts else values)
     # Rows without a known value.
     return pa.concat_arrays([found, pa.nulls(max(0, num_rows - len(found)), found.type)])
-
-
-def say_absent(registry: RunConfig, checkpoint: Path) -> None:
-    """Print a note if the training data is missing, with the reason."""
-    if isinstance(registry.dataset, trained_models.AbsentData):
-        click.echo(
-            f"The training data cannot be read ({registry.dataset.error}). The command uses the "
-            f"columns stored in {checkpoint}.",
-            err=True,
-        )
-
-
-class UnknownIds:
-    """Counts out-of-vocabulary ids per feature, from the creation of this object on.
-
-    Ids that worker processes (``training.workers``) preprocess are not counted.
-    """
-
-    def __init__(self, registry: RunConfig) -> None:
-        self._counted: dict[int, tuple[list[str], set[int]]] = {}
-        schema = registry.dataset.schema()
-        for feature, steps in transforms.fitted_steps(registry, schema).items():
-            for step in steps if feature in schema.sparse else ():  # numbers have no ids
-                if type(step).fit is Preprocessing.fit:
-                    continue
-                if step.unknown_ids is None:  # features with the same vocabulary share the set
-                    step.unknown_ids = set()
-                names, _ = self._counted.setdefault(id(step.unknown_ids), ([], step.unknown_ids))
-                names.append(feature)
-
-    def say(self) -> None:
-        """Sum the counts over all ranks and print them on rank 0. Collective: call on all ranks."""
-        ranks = rank_agreement.together(lambda: [ids for _, ids in self._counted.values()])
-        counts = [len(set[int]().union(*of_ranks)) for of_ranks in zip(*ranks, strict=True)]
-        told = [
-            f"{' and '.join(names)} {min(count, MOST_UNKNOWN):,}"
-            + " or more" * (count >= MOST_UNKNOWN)
-            for (names, _), count in zip(self._counted.values(), counts, strict=True)
-            if count
-        ]
-        if told and dist.get_rank() == 0:
-            click.echo(
-                "Number of out-of-vocabulary ids per feature, scored as unknown ids: "
-                f"{', '.join(told)}",
-                err=True,
-            )

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 
-from recd_plugin_runs.evaluate import UnknownIds, say_absent
 from recd_plugin_runs.kept_columns import KeptColumns
+from recd_plugin_runs.notes import UnknownIds, say_absent
 from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
     DataError,
@@ -155,24 +155,24 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         if rank == 0:
             advance = stack.enter_context(progress_bars.row_progress(f"scoring {job.table}", None))
             output = stack.enter_context(_Output(job, keys, kept))
-        for turn, scores in _scores(trained, pipeline, dealt, world_size):
+        for turn, logits in score_turns(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
             if rank == 0:
                 with doing("writing scores"):  # each turn shows that the ranks make progress
-                    output.write(turn.keys, scores)
+                    output.write(turn.keys, logits.sigmoid().numpy())
                 advance(sum(turn.counts))
     unknown.say()
     lookup_kernels.close_kernels(trained.parts.dmp)
     return Predicted(rows, time.perf_counter() - start)
 
 
-def _scores(
+def score_turns(
     trained: trained_models.Trained,
     pipeline: row_pipelines.RowPipeline,
     dealt: Iterator[Turn],
     world_size: int,
-) -> Iterator[tuple[Turn, np.ndarray]]:
-    """Yield each ``Turn`` with the probabilities of its rows, float64 ``[N]``. Collective call."""
+) -> Iterator[tuple[Turn, torch.Tensor]]:
+    """Yield each ``Turn`` with the logits of its rows, float64 ``[N]``. Collective call."""
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
@@ -186,7 +186,7 @@ def _scores(
         of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(of_ranks, logits.contiguous())
         counted = [each[:count] for each, count in zip(of_ranks, turn.counts, strict=True)]
-        yield turn, torch.cat(counted).cpu().double().sigmoid().numpy()
+        yield turn, torch.cat(counted).cpu().double()
 
 
 class _Output:

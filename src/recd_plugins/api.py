@@ -159,6 +159,7 @@ if TYPE_CHECKING:
     from recd_plugins.training import sharded_model as sharded_models
     from recd_plugins.training import trained as trained_models
     from recd_plugins.training.checkpoint_dcp import table_weights
+    from recd_plugins.training.evaluation import measure as measure_quality
     from recd_plugins.training.evaluation import tie_groups
     from recd_plugins.training.trainer import Job
 

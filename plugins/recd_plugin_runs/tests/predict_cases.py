@@ -8,11 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from recd_plugin_runs.evaluate import evaluate
+from recd_plugin_runs.evaluate import EvaluateJob, evaluate
 from recd_plugin_runs.predict import PredictJob, predict
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.training.trained import TrainedJob
 from recd_plugins.training.trainer import Job, train
 
 
@@ -28,7 +27,9 @@ def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> li
         path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
         overrides = {"evaluate": True}
         found.append(
-            evaluate(rank, world_size, TrainedJob(path, checkpoint=checkpoint, overrides=overrides))
+            evaluate(
+                rank, world_size, EvaluateJob(path, checkpoint=checkpoint, overrides=overrides)
+            )
         )
         output = folder / f"{name}-{world_size}.parquet"
         job = PredictJob(

@@ -12,8 +12,9 @@ import torch
 from hypothesis import settings
 from tests.training.test_evaluation import write_table
 
-from recd_plugin_runs.evaluate import say_absent, write_embeddings
+from recd_plugin_runs.evaluate import write_embeddings
 from recd_plugin_runs.export import ENCODE, INT8_PROGRAM, PROGRAM, Int8Rows, export_to, inputs_of
+from recd_plugin_runs.notes import say_absent
 from recd_plugin_runs.tests import predict_cases as cases
 from recd_plugins import load_registry
 from recd_plugins.interfaces import Origin, Rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -49,6 +50,26 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for run in ("2", "3"):
         evaluated = json.loads(recd("evaluate", f"runs/r/{run}", "--json", "-"))
         assert evaluated["test"]["log_loss"] == pytest.approx(losses[int(run) - 1], abs=1e-6)
+    by = ("--by", "dense_0", "--by", "a")
+    found = json.loads(recd("evaluate", "runs/r/3", *by, "--ranks", "2", "--json", "-"))
+    assert found["test"] == pytest.approx(evaluated["test"], abs=1e-6)
+    assert [len(found["by"][name]) for name in ("dense_0", "a")] == [10, 1]
+    (whole,) = found["by"]["a"]  # every list has 10 ids
+    assert (whole["value"], whole["rows"]) == ("10", 64)
+    for name in ("log_loss", "base_rate"):
+        mean = sum(each["rows"] * each[name] for each in found["by"]["dense_0"]) / 64
+        assert mean == pytest.approx(whole[name], abs=1e-6)
+    assert whole["auc"] == pytest.approx(found["test"]["auc"], abs=1e-6)
+    rate = found["baselines"]["base_rate"]
+    assert rate["calibration"] == pytest.approx(1)  # the dataset does not know its mean label
+    entropy = -sum(p * math.log(p) for p in (whole["base_rate"], 1 - whole["base_rate"]))
+    assert rate["log_loss"] == pytest.approx(entropy)
+    assert rate["normalized_entropy"] == pytest.approx(1)
+    shown = recd("evaluate", "runs/r/3", "--by", "a")
+    assert "base rate" in shown
+    assert "calibration" in shown
+    refused = CliRunner().invoke(main, ["evaluate", "runs/r/3", "--by", "A"])
+    assert "--by A: column 'A' is neither a feature nor a key column" in refused.stderr
     shown = recd("runs", "runs/r", "--metric", "auc")
     assert "best auc: runs/r/" in shown
     assert recd("report", "runs/r").startswith(f"runs/r.html: runs/r/{best + 1}, ")

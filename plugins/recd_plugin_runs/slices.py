@@ -1,0 +1,193 @@
+"""Metrics of a trained model per value of a column, for ``recd evaluate --by``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recd_plugin_runs.predict import score_turns, turns
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    Rows,
+    Split,
+    doing,
+    list_dict,
+    measure_quality,
+    plugin_call,
+    plugin_items,
+    row_pipelines,
+    text_utils,
+    trained_models,
+)
+
+#: Number of values with metrics of their own. Other values are combined.
+MOST = 20
+_BINS = 10
+_ROWS_AT_ONCE = 4096
+
+
+def columns_of(dataset: Dataset, name: str) -> list[str]:
+    """Return the stored columns of a key column or a feature, or both if they share a name.
+
+    Raises DataError for other names.
+    """
+    schema = dataset.schema()
+    columns: dict[str, list[str]] = {}
+    if _has_scan(dataset):
+        for column, shown in dataset.keys().items():
+            columns.setdefault(shown, []).append(column)
+    for feature in (*schema.sparse, *schema.dense):
+        columns.setdefault(feature, []).append(feature)
+    if name not in columns:
+        meant = text_utils.did_you_mean(name, columns) or "."
+        why = dataset.left_out().get(name, "is neither a feature nor a key column")
+        raise DataError(
+            f"--by {name}: column {name!r} {why}{meant} Use one "
+            f"of these columns: {', '.join(columns)}."
+        )
+    return columns[name]
+
+
+def split_rows(dataset: Dataset, split: Split) -> Iterator[Rows]:
+    """Yield every row of a split once, in stored order, without dataset wrappers."""
+    if _has_scan(dataset):
+        with plugin_call(dataset, "scan"):
+            rows = dataset.scan(split)
+        yield from plugin_items(dataset, "scan", rows)
+        return
+    one_by_one = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
+    full = len(one_by_one) // _ROWS_AT_ONCE
+    if full:
+        yield from dataset.reader(rank=0, world_size=1, batch_size=_ROWS_AT_ONCE, split=split)
+    one_by_one.skip(full * _ROWS_AT_ONCE)
+    yield from islice(one_by_one, len(one_by_one) - full * _ROWS_AT_ONCE)
+
+
+def _has_scan(dataset: Dataset) -> bool:
+    return type(dataset).scan is not Dataset.scan
+
+
+def measure_slices(
+    trained: trained_models.Trained, names: Sequence[str], rank: int, world_size: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Score the test split and return the metrics of ``slices`` per column of ``names``.
+
+    Collective: call on all ranks. Only rank 0 gets a result, other ranks get {}.
+    """
+    registry = replace(trained.registry, wrappers=())
+    dataset, size = registry.dataset, registry.training.batch_size
+    columns = {name: columns_of(dataset, name) for name in names}
+    label = dataset.schema().label
+    read = tuple(dict.fromkeys([label, *chain(*columns.values())]))
+    pipeline = row_pipelines.RowPipeline.of_model(registry, trained.parts.prepared)
+    dealt = turns(split_rows(dataset, "test"), read, rank, world_size, size)
+    kept, logits = list[pa.RecordBatch](), list[Tensor]()
+    with torch.no_grad(), doing("scoring", long=True):
+        for turn, of_turn in score_turns(trained, pipeline, dealt, world_size):
+            kept += turn.keys
+            logits += [of_turn] * (rank == 0)
+    if not kept:
+        return {}
+    batch = pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+    labels = torch.tensor(batch.column(label).to_numpy(zero_copy_only=False)).double()
+    found = {}
+    for name, choices in columns.items():
+        # A key column has the original texts, but an original time is less useful than its hour.
+        texts_first = (each for each in choices if _is_text(batch.schema.field(each).type))
+        column = next(texts_first, choices[-1])
+        texts = dataset.texts(column)
+        found[name] = slices(_values(batch, column), torch.cat(logits), labels, texts)
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _values(batch: pa.RecordBatch, column: str) -> pa.Array:
+    """Return a column; its ids if all lists have one id, otherwise the lengths of its lists."""
+    field, values = batch.schema.field(column), batch.column(column)
+    if list_dict.is_list_dict(field):
+        values = list_dict.to_lists(values)
+    if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        return values
+    lengths = pc.list_value_length(values)
+    return values.flatten() if pc.all(pc.equal(lengths, 1)).as_py() else lengths.cast(pa.float64())
+
+
+def slices(
+    values: pa.Array, logits: Tensor, labels: Tensor, texts: Mapping[int, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the metrics of the most frequent values, largest first, and of all other values.
+
+    Floating-point columns are in ascending order, and split at their deciles if they have more than
+    ``MOST`` distinct values.
+
+    Args:
+        values: value of each row, ``[N]``.
+        logits: logit of each row, float64 ``[N]``.
+        labels: 0 or 1 for each row, float64 ``[N]``.
+        texts: text of values that are text ids.
+
+    Returns:
+        A list of dicts with ``value``, ``rows``, ``base_rate`` (the mean label) and metrics.
+    """
+    group, shown = _grouped(values, texts or {})
+    found = []
+    for number, value in enumerate(shown):
+        rows = torch.from_numpy(np.flatnonzero(group == number))
+        quality = measure_quality(logits[rows], labels[rows]).figures()
+        of_slice = {"rows": quality.pop("num_samples"), "base_rate": float(labels[rows].mean())}
+        found.append({"value": value, **of_slice, **quality})
+    return found
+
+
+def _grouped(values: pa.Array, texts: Mapping[int, str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the number of the slice of each row, ``[N]``, and the name of each slice."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_floating(values.type):
+        values = values.fill_null(np.nan)
+        if len(values.unique()) > MOST:
+            return _deciles(values.to_numpy(zero_copy_only=False))
+    coded = values.dictionary_encode(null_encoding="encode")
+    codes = coded.indices.to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(values.type):
+        order = np.argsort(coded.dictionary.to_numpy(zero_copy_only=False))
+    else:
+        order = np.argsort(-np.bincount(codes), kind="stable")
+    place = np.argsort(order)  # of each distinct value
+    names = coded.dictionary.take(pa.array(order[:MOST])).to_pylist()
+    shown = [_shown(name, texts) for name in names]
+    if (others := len(order) - MOST) > 0:
+        shown.append(f"other ({others:,} values)")
+    return np.minimum(place[codes], MOST), shown
+
+
+def _shown(value: Any, texts: Mapping[int, str]) -> str:
+    if isinstance(value, float):
+        return "missing" if math.isnan(value) else f"{value:.6g}"
+    return "missing" if value is None else str(texts.get(value, value))
+
+
+def _deciles(numbers: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
+    """Split numbers at their deciles, and return values like ``_grouped``."""
+    missing = np.isnan(numbers)
+    edges = np.unique(np.quantile(numbers[~missing], np.linspace(0, 1, _BINS + 1)))
+    place = np.clip(np.searchsorted(edges, numbers, "right") - 1, 0, len(edges) - 2)
+    place[missing] = len(edges) - 1
+    shown = [f"{low:.6g} to {high:.6g}" for low, high in pairwise(edges)]
+    used, group = np.unique(place, return_inverse=True)  # no row may be missing
+    return group, [[*shown, "missing"][number] for number in used]
