@@ -144,6 +144,8 @@ def _is_missing(value: Any) -> bool:
 
 def _ids(value: Any, one: Row) -> list[int]:
     """Return the ids of one value, int64."""
+    if value == "" and one.get("empty_is_missing"):
+        value = None
     if one["kind"] == "id":
         values = [value]
     else:

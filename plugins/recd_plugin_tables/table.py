@@ -233,7 +233,17 @@ class Table(Dataset):
             for name, use in self.options.columns.items()
         }
         types |= {leaf.name: leaf.type for leaf in trained._leaves()}
-        return encodings(self.options, types, trained.widths)
+        found = encodings(self.options, types, trained.widths)
+        try:
+            empty_is_null = trained._place.source.empty_is_null
+        except RecdError:  # the table is missing
+            path = str(trained.options.path).lower().removesuffix(".gz").removesuffix(".zst")
+            empty_is_null = path.endswith((".csv", ".tsv"))
+            empty_is_null |= trained.options.source.format in ("csv", "tsv")
+        for one in found:
+            if empty_is_null and one["value"] in ("text", "digits"):
+                one["empty_is_missing"] = True
+        return found
 
     @property
     def widths(self) -> dict[str, int]:

@@ -209,6 +209,7 @@ def test_a_history_is_encoded_like_its_items(
     Path("signature.json").write_text(json.dumps({"features": found}))
     row = {"user": "u", "item": "d", "clicked": ["a", "b", "c"], "price": 4}
     inputs = Encoder("").encode([row])
+    assert Encoder("").encode([{**row, "user": ""}]).values["user"] == []  # null in a CSV file
     (rows,) = data.scan("train")
     assert inputs.values == {name: rows.data[name][3].as_py() for name in data.schema().sparse}
     assert inputs.dense == [[4.0]]

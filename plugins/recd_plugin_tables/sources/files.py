@@ -34,6 +34,7 @@ class FileFormat(ABC):
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     names_in_first_line = False
+    empty_is_null = False
 
     @abstractmethod
     def schema(self, file: object_stores.Location) -> pa.Schema:
@@ -216,6 +217,7 @@ class FileSource(Source):
         self.location = str(root)
         self._root, self._files, self._format = root, tuple(files), form
         self.names_in_first_line = form.names_in_first_line
+        self.empty_is_null = form.empty_is_null
         above = _folders_above(root, is_file=files[0].path == root.path)
         keys = [_keys([*above, *file.below(root).split("/")[:-1]]) for file in files]
         self._keys = {

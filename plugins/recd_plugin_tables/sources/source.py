@@ -97,6 +97,8 @@ class Source(ABC):
     location: str
     #: Whether the column names are the first line of a text file.
     names_in_first_line: bool = False
+    #: Whether empty texts are read as null.
+    empty_is_null: bool = False
 
     @property
     @abstractmethod

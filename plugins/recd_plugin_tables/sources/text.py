@@ -50,6 +50,7 @@ class CsvFormat(FileFormat):
 
     name = "csv"
     suffixes = with_compressed([".csv"])
+    empty_is_null = True
     separator = ","
 
     def __init__(
