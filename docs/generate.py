@@ -97,13 +97,17 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         usage = " ".join(command.collect_usage_pieces(inner))
         prose, *examples = re.split("^\x08\n", help, maxsplit=1, flags=re.M)
         yield f"## {path} {name}\n"
+        if like := seen.get(alike := re.sub(r"\d", "", f"{name} {help}")):
+            yield f"Like `{like}`.\n"
+            continue
+        seen[alike] = f"{path} {name}"
         shown = path if name in usage.split() else f"{path} {name}"  # TABLE is an argument
         yield f"`{shown} {usage}`\n"
         yield f"{prose.strip()}\n"
         for each in examples:
             yield f"```sh\n{each.strip()}\n```\n"
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
-        if common := sorted(name for each in command.params if (name := _common(each))):
+        if common := sorted(filter(None, map(_common, command.params))):
             rows += f"| {', '.join(common)} | [common options](#common-options) |\n"
         if rows in seen:
             yield f"The options are those of `{seen[rows]}`.\n"

@@ -9,6 +9,7 @@ All three train on train.parquet and score test.parquet, which has the latest te
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -155,11 +156,11 @@ def main() -> None:
     test.to_parquet(folder / "test.parquet")
     labels = test["label"].to_numpy()
     print(f"{len(train):,} rows to train, {len(test):,} to test, {labels.mean():.1%} clicked")
-    print(f"{'':20} {'log loss':>9} {'AUC':>7} {'seconds':>8}")
+    print(f"{'':20} {'log loss':>9} {'AUC':>7} {'seconds':>8} {'CPU s':>6}")
 
-    def show(name: str, scores: NDArray[Any], seconds: float = 0) -> None:
+    def show(name: str, scores: NDArray[Any], seconds: float = 0, cpu: float = 0) -> None:
         figures = f"{log_loss(labels, scores):9.4f} {roc_auc_score(labels, scores):7.4f}"
-        print(f"{name:20} {figures} {seconds:8.1f}", flush=True)
+        print(f"{name:20} {figures} {seconds:8.1f} {cpu:6.1f}", flush=True)
 
     show("mean label", np.full(len(labels), train["label"].mean()))
     for name, score in (
@@ -170,8 +171,8 @@ def main() -> None:
     ):
         if name.endswith("no lists") and options.table == "criteo":
             continue
-        start = time.perf_counter()
-        show(name, score(), time.perf_counter() - start)
+        start, used = time.perf_counter(), sum(os.times()[:4])
+        show(name, score(), time.perf_counter() - start, sum(os.times()[:4]) - used)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def test_all_models_score_the_same_rows(table: str, tmp_path: Path) -> None:
     done = forked.run([sys.executable, SCRIPT, table, "--rows", "4000"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
-    auc = {" ".join(words[:-3]): float(words[-2]) for words in rows}
+    auc = {" ".join(words[:-4]): float(words[-3]) for words in rows}
     assert set(auc) >= {"mean label", "recd init", "LightGBM", "logistic regression"}
     assert auc["mean label"] == 0.5
     assert auc["logistic regression"] > 0.55
