@@ -46,7 +46,7 @@ def run(registry: Path, *options: str, expect: int = 0) -> Any:
 
 
 def test_they_are_what_stock_torchrec_trains(tmp_path: Path) -> None:
-    done, report = run(write(tmp_path), "--compare")
+    done, report = run(write(tmp_path), "--compare", "-v")
     assert report["loss_max_abs_diff"] <= 1e-6
     test = report["plugins"]["test"]
     assert report["baseline"]["test"] == pytest.approx(test, rel=1e-5)

@@ -19,11 +19,9 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 
 def choose_device(registry: RunConfig, *, verbose: bool = False) -> str:
-    """Return ``cpu`` or ``cuda``. If ``auto`` cannot use a GPU, rank 0 prints the reason.
+    """Return ``cpu`` or ``cuda``. Rank 0 prints why ``auto`` cannot use this machine's GPU.
 
-    Args:
-        registry: run config.
-        verbose: also print that this machine has no GPU.
+    ``verbose`` also prints that the machine has no GPU.
 
     Raises:
         SetupError: ``training.device`` is ``cuda``, but CUDA is not available.

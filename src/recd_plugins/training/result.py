@@ -192,10 +192,7 @@ class Result:
         return {**values, **shown}
 
     def tables(self, *, verbose: bool = False) -> list[Table]:
-        """Return a table of the metrics per split, and a table of speed and memory.
-
-        ``verbose`` also shows zero bytes.
-        """
+        """Return tables of the metrics and of the speed. ``verbose`` also shows zero bytes."""
         found = figures(self)
         splits = [name for name in ("test", "train") if f"{name}_samples" in found]
         metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(("test_", "train_"))}
