@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).parents[2] / "examples/quality/compare.py"
 
 @pytest.mark.parametrize("table", ["criteo", "requests"])
 def test_all_models_score_the_same_rows(table: str, tmp_path: Path) -> None:
-    pytest.importorskip("lightgbm", reason="needs lightgbm and scikit-learn")
-    pytest.importorskip("sklearn", reason="needs lightgbm and scikit-learn")
+    for package in ("lightgbm", "sklearn", "pandas"):
+        pytest.importorskip(package, reason=f"needs {package}")
     done = forked.run([sys.executable, SCRIPT, table, "--rows", "4000"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
