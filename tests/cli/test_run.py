@@ -166,7 +166,7 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
     ("arguments", "message"),
     [
         (("missing.yaml",), "missing.yaml"),
-        (("registry.yaml", "--resume"), "training.checkpoint.path"),
+        (("registry.yaml", "--resume"), "training.checkpoint.runs"),
         (("registry.yaml", "--resume", "--compare"), "Remove --resume"),
         (("registry.yaml", "--sharding=a", "--sharding=b", "--compare"), "one --sharding"),
         (("registry.yaml", "--sharding=torchrec.row_wize"), "Did you mean torchrec.row_wise?"),

@@ -141,7 +141,7 @@ def _assert_same(sharding: str, coalesced: list[str], wire: str, alike: bool) ->
 
 
 def test_ranks_that_see_other_nodes_are_refused() -> None:
-    told = "whether there are several nodes"
+    told = r"several nodes \(LOCAL_WORLD_SIZE\) is true on rank 0, but false on rank 1"
     with pytest.raises(SetupError, match=told):
         run_on_ranks(_on_other_nodes, 2, local_world_size=1)
 

@@ -263,4 +263,4 @@ def test_a_plan_of_tables_that_torchrecs_own_sharder_takes(folder: Path) -> None
     names = {table["name"] for table in plan["plugins"]["tables"]}
     assert names == {"ids_of_seq_0_0", "ids_of_usr_0", "ids_of_item_0"}
     assert plan["plain"] is None, "stock sharders take no such module"
-    assert "bags is a FeatureProcessedEmbeddingBagCollection" in plan["plain_problem"]
+    assert "type FeatureProcessedEmbeddingBagCollection" in plan["plain_problem"]
