@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import math
+import socket
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -135,10 +136,12 @@ def main() -> None:
         port=options.port,
         **settings,
     )
-    socket = config.bind_socket()
-    socket.listen()  # clients may connect once the URL is printed
-    print(f"http://{options.host}:{socket.getsockname()[1]}/score", flush=True)
-    uvicorn.Server(config).run([socket])
+    listener = config.bind_socket()
+    # Connections inherit this option. Without it, each answer is 40 ms late.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.listen()  # clients may connect once the URL is printed
+    print(f"http://{options.host}:{listener.getsockname()[1]}/score", flush=True)
+    uvicorn.Server(config).run([listener])
 
 
 if __name__ == "__main__":
