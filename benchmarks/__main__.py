@@ -29,6 +29,7 @@ BENCHMARKS = {
     "network": "training over slow network links, with plugins vs. stock TorchRec",
     "serving": "requests per second and latency of examples/serving",
     "dlrm": "a training step of the DLRM paper's section 5.2 vs. plain PyTorch",
+    "host": "launches, syncs and copies of a GPU training step, counted on any machine",
 }
 _SIZE = click.Option(
     ["--size"],
@@ -109,8 +110,8 @@ def _show(result: dict[str, Any]) -> None:
         sign = ">=" if each["better"] == "higher" else "<="
         table.add_row(
             each["figure"],
-            f"{each['value']:.3g}{unit}",
-            f"{each['min']:.3g} - {each['max']:.3g}",
+            f"{_number(each['value'])}{unit}",
+            f"{_number(each['min'])} - {_number(each['max'])}",
             str(each["runs"]),
             "" if each["goal"] is None else f"{sign} {each['goal']:g}",
             "" if each["paper"] is None else str(each["paper"]),
@@ -124,7 +125,11 @@ def _show(result: dict[str, Any]) -> None:
             table.add_row(*(each if isinstance(each, str) else f"{each:.4g}" for each in row))
         console.print(table)
     for note in result["notes"]:
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 @plot_style()

@@ -88,9 +88,10 @@ _NAMES: dict[str, str] = {
     ),
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",
     "torch": "_C",
-    "torch._C": "_current_graph_task_id _autograd _distributed_c10d",
+    "torch._C": "_current_autograd_node _current_graph_task_id _autograd _distributed_c10d",
     "torch._C._distributed_c10d:Backend.Options": "_timeout",
     "torch._ops:OpOverload": "_schema",
+    "torch.ops:fbgemm.permute_1D_sparse_data": "_qualified_op_name",
     "torch.distributed": "_shard",
     "torch.distributed._shard.sharded_tensor:ShardedTensor": "_local_shards",
     "torch.distributed.checkpoint.filesystem": "_StorageInfo",
@@ -109,7 +110,9 @@ _NAMES: dict[str, str] = {
         "_scaled_dot_product_flash_attention_for_cpu_backward"
     ),
     "torch.serialization": "_get_layout",
-    "torch.utils": "_python_dispatch _pytree",
+    "torch.optim.optimizer": "_foreach_supported_types",
+    "torch.utils": "_foreach_utils _python_dispatch _pytree",
+    "torch.utils._foreach_utils": "_foreach_supported_types",
     "torch.utils._python_dispatch": "_disable_current_modes",
     "torch.utils.backend_registration": (
         "_DummyBackendModule _setup_privateuseone_for_python_backend"

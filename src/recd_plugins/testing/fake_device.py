@@ -20,7 +20,7 @@ __all__ = ["fake_device"]
 
 _NAME = "fake_device"
 #: Operators that accept tensors of two devices on CUDA, too: copies, and indices from the CPU.
-_MIXED = {
+MIXED = {
     *("aten::copy_", "aten::_to_copy", "aten::index"),
     *("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"),
 }
@@ -40,7 +40,7 @@ def fake_device() -> Iterator[torch.device]:
         with fake_device() as device:
             model.to(device)
     """
-    _register()
+    register()
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # for torch.tensor(values, device=...)
     try:
@@ -50,14 +50,14 @@ def fake_device() -> Iterator[torch.device]:
         torch._C._set_only_lift_cpu_tensors(before)
 
 
-class _OnDevice(Tensor):
+class OnDevice(Tensor):
     """A tensor on the fake device. ``stored`` is a CPU tensor with the values."""
 
     stored: Tensor
 
     @staticmethod
-    def __new__(cls, stored: Tensor) -> _OnDevice:
-        made: _OnDevice = Tensor._make_wrapper_subclass(
+    def __new__(cls, stored: Tensor) -> OnDevice:
+        made: OnDevice = Tensor._make_wrapper_subclass(
             cls,
             stored.shape,
             strides=stored.stride(),
@@ -97,8 +97,8 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     # A tensor without dimensions is a number to CUDA's kernels.
-    strange = [each for each in tensors if each.dim() and not isinstance(each, _OnDevice)]
-    if strange and len(strange) < len(tensors) and func._schema.name not in _MIXED:
+    strange = [each for each in tensors if each.dim() and not isinstance(each, OnDevice)]
+    if strange and len(strange) < len(tensors) and func._schema.name not in MIXED:
         raise RuntimeError(
             f"{func} got tensors on {_NAME}:0, and tensors on {strange[0].device} of shapes "
             f"{[tuple(each.shape) for each in strange]}. Move all tensors to one device."
@@ -113,11 +113,11 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _stored(value: Any) -> Any:
-    return value.stored if isinstance(value, _OnDevice) else value
+    return value.stored if isinstance(value, OnDevice) else value
 
 
 def _put(value: Any) -> Any:
-    return _OnDevice(value) if isinstance(value, Tensor) else value
+    return OnDevice(value) if isinstance(value, Tensor) else value
 
 
 def _is_fake(device: Any) -> bool:
@@ -125,7 +125,7 @@ def _is_fake(device: Any) -> bool:
 
 
 @cache
-def _register() -> None:
+def register() -> None:
     """Register the device. Cached, because torch supports one Python device per process."""
     setup: Callable[..., None] = backend_registration._setup_privateuseone_for_python_backend
     setup(_NAME, backend_module=_Unavailable())

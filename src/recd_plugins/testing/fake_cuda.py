@@ -1,0 +1,609 @@
+"""A CUDA device without a GPU: tensors on ``cuda:0`` that compute on the CPU.
+
+The CUDA branches of TorchRec, FBGEMM's Python code and recd-plugins run on this device from end to
+end, with fake streams, events and pinned memory. ``host_counts`` counts the operators, kernel
+launches, copies and waits (syncs) of training steps, and their source lines. Times mean nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    return_and_correct_aliasing,
+)
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from recd_plugins.testing.fake_device import MIXED, OnDevice, register
+
+__all__ = ["HostCounts", "HostEvent", "fake_cuda", "host_counts", "kernels_of", "mark_phases"]
+
+_MEMORY = 80 << 30
+#: Operators that launch no kernel, in addition to views.
+_NO_KERNELS = {
+    *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "set_", "resize_"),
+    *("detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "alias", "view", "_lazy_clone"),
+    *("is_pinned", "_pin_memory", "record_stream", "_local_scalar_dense", "is_same_size"),
+    *("sym_size", "_assert_async", "slice", "select", "split", "split_with_sizes", "unbind", "t"),
+    *("transpose", "expand", "as_strided", "unsqueeze", "squeeze", "permute", "diagonal", "unfold"),
+}
+#: Approximate kernel launches of operators with more than one.
+_KERNELS = {"sort": 5, "_unique2": 10, "unique_consecutive": 6, "nonzero": 4, "bincount": 4}
+#: Operators whose result has a size or a value that the host must wait for.
+_WAITS = {
+    *("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive"),
+    *("masked_select", "bincount", "equal", "is_nonzero"),
+}
+#: Approximate kernel launches, forward and backward, of functions with a gradient. The first name
+#: that starts the function's name counts; other functions launch one kernel each way.
+_FUNCTIONS = {
+    "split_embedding_codegen_lookup": (1, 14),
+    "batch_index_select_dim0": (2, 14),
+    "keyed_jagged_index_select_dim1": (4, 4),
+    "jagged_index_select": (5, 3),
+    "scaled_dot_product_attention": (1, 3),
+    "": (1, 1),
+}
+_CODE = ("/recd_plugin", "/torchrec/", "/fbgemm_gpu/", "/torch/optim/", "/torch/nn/parallel/")
+_OTHER = "other"
+
+
+class HostEvent(NamedTuple):
+    """One kind of event in a step.
+
+    Attributes:
+        phase: ``backward``, a phase of ``mark_phases``, or ``other``.
+        what: ``dispatched``, ``launch``, ``sync`` or ``copy`` (not waited for).
+        kind: operator or function. For copies, the direction and whether the memory is pinned.
+        place: ``file:line function`` of the innermost frame in TorchRec, FBGEMM, torch.optim or
+            recd-plugins, or the autograd node. Empty for ``dispatched``.
+        stream: name of the current stream; ``default`` for the default stream.
+    """
+
+    phase: str
+    what: str
+    kind: str
+    place: str
+    stream: str
+
+
+class HostCounts(Counter[HostEvent]):
+    """Number of times that each event happened."""
+
+    def by_phase(self, what: str, steps: int = 1) -> dict[str, float]:
+        """Return the number of events per step and phase, and in ``all`` phases."""
+        found: Counter[str] = Counter()
+        for event, count in self.items():
+            if event.what == what:
+                found[event.phase] += count
+                found["all"] += count
+        return {phase: round(count / steps, 2) for phase, count in found.items()} or {"all": 0.0}
+
+    def add(self, what: str, kind: str, count: int = 1) -> None:
+        """Count events at the caller's place, phase and stream."""
+        if count:
+            place = "" if what == "dispatched" else _place()
+            self[HostEvent(_phase(), what, kind, place, _streams[-1].name)] += count
+
+
+_counts: HostCounts | None = None
+_phases = [_OTHER]
+
+
+@contextmanager
+def host_counts() -> Iterator[HostCounts]:
+    """Count what happens in the context on the fake device. Yields the counts."""
+    global _counts
+    _counts = found = HostCounts()
+    try:
+        yield found
+    finally:
+        _counts = None
+
+
+def mark_phases(owner: object, methods: Mapping[str, str]) -> None:
+    """Wrap methods of an object, so that events in them count for a phase.
+
+    Args:
+        owner: for example a train pipeline.
+        methods: phase, keyed by method name. Names that the object lacks are ignored.
+    """
+    for name, phase in methods.items():
+        if hasattr(owner, name):
+            setattr(owner, name, _in_phase(getattr(owner, name), phase))
+
+
+def _in_phase(method: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    @wraps(method)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        _phases.append(phase)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _phases.pop()
+
+    return marked
+
+
+def kernels_of(operator: Any) -> int:
+    """Return the approximate number of kernels that an ATen operator launches on CUDA."""
+    namespace, _, name = operator._schema.name.partition("::")
+    if name in _NO_KERNELS or namespace in ("prim", "profiler") or operator.is_view:
+        return 0
+    return _KERNELS.get(name, 1)
+
+
+def _count(what: str, kind: str, count: int = 1) -> None:
+    if _counts is not None:
+        _counts.add(what, kind, count)
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _phase() -> str:
+    return "backward" if _in_backward() else _phases[-1]
+
+
+def _place() -> str:
+    frame = inspect.currentframe()
+    while frame is not None:
+        path = frame.f_code.co_filename
+        found = next((at for mark in _CODE if (at := path.rfind(mark)) >= 0), -1)
+        if found >= 0 and path != __file__:
+            return f"{path[found + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    if _in_backward():
+        node = torch._C._current_autograd_node()
+        return f"autograd {node.name() if node is not None else ''}"
+    return "?"
+
+
+class _Stream:
+    def __init__(self, *_: Any, name: str = "", priority: int = 0, **__: Any) -> None:
+        self.device, self.priority = _device, priority
+        self.cuda_stream = self.stream_id = id(self)
+        self.name = name or f"stream {_streams.created}"
+        _streams.created += 1
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        _count("sync", "Stream.synchronize")
+
+    def __enter__(self) -> _Stream:
+        _streams.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _streams.pop()
+
+
+class _Event:
+    def __init__(self, **_: bool) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        return 1.0
+
+    def synchronize(self) -> None:
+        _count("sync", "Event.synchronize")
+
+
+class _Streams(list[_Stream]):
+    """Stack of entered streams, from the default stream to the current one."""
+
+    created = 0
+
+
+_device = torch.device("cuda", 0)
+_streams = _Streams()
+_default = _Stream(name="default")
+_streams.append(_default)
+#: Pinned tensors keyed by the address of their storage. Referenced, so that no address is reused.
+_pinned: dict[int, Tensor] = {}
+#: Addresses of all-reduced storages. DistributedDataParallel copies gradients from gloo's results,
+#: which are CPU tensors with the storage of its buckets.
+_buckets: set[int] = set()
+
+
+@contextmanager
+def _entered(stream: _Stream | None) -> Iterator[None]:
+    with stream or _streams[-1]:
+        yield
+
+
+class _OnCuda(OnDevice):
+    """A tensor on the fake device, with ``stored`` values. C++ code sees another device type."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return _device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def get_device(self) -> int:
+        return _device.index
+
+    def data_ptr(self) -> int:
+        return self.stored.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.stored.untyped_storage()
+
+    def record_stream(self, stream: Any) -> None: ...
+
+    def tolist(self) -> Any:
+        _count("sync", "tolist")
+        return self.stored.tolist()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            name = str(getattr(func, "_qualified_op_name", getattr(func, "__name__", "")))
+            if name == "scaled_dot_product_attention":
+                return _differentiable(func, name, args, kwargs)
+            namespace, _, name = name.partition("::")
+            if namespace == "fbgemm":
+                if name == "keyed_jagged_index_select_dim1":
+                    return _differentiable(_select_keyed, name, args, kwargs)
+                leaves = tree_leaves((args, kwargs))
+                if name.startswith(("split_embedding_codegen_lookup", "jagged_index_select")) or (
+                    torch.is_grad_enabled()
+                    and any(isinstance(each, Tensor) and each.requires_grad for each in leaves)
+                ):
+                    return _differentiable(func, name, args, kwargs)
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that creates tensors on the fake device if ``device=`` names it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        if _is_fake(kwargs.get("device")) or any(isinstance(each, _OnCuda) for each in leaves):
+            return _computed(func, args, kwargs)
+        _count("dispatched", func._schema.name)
+        if func._schema.name == "aten::is_pinned":
+            return _is_pinned(args[0])
+        pinned = kwargs.pop("pin_memory", False)
+        result = func(*args, **kwargs)
+        return _remember_pinned(result) if pinned else result
+
+
+def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on the stored tensors, and count it."""
+    name, device = func._schema.name, kwargs.get("device")
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    strange = [each for each in tensors if each.dim() and not isinstance(each, _OnCuda)]
+    aten = func.namespace == "aten"
+    if strange and len(strange) < len(tensors) and name not in MIXED and aten:
+        raise RuntimeError(
+            f"{func} got tensors on {_device}, and tensors on {strange[0].device} of shapes "
+            f"{[tuple(each.shape) for each in strange]}. Move all tensors to one device."
+        )
+    if name == "aten::_to_copy" and _is_fake(device):
+        source = args[0]
+        if isinstance(source, _OnCuda) and kwargs.get("dtype") in (None, source.dtype):
+            return _OnCuda(source.stored)  # C++ code took this for another device
+    if name == "c10d::allreduce_":
+        _buckets.update(each.data_ptr() for each in tensors)
+    _count_operator(func, name, args, kwargs)
+    inner = {**kwargs, "device": torch.device("cpu")} if device is not None else dict(kwargs)
+    inner.pop("pin_memory", None)
+    result = func(*tree_map(_stored, args), **tree_map(_stored, inner))
+    if not aten or name == "aten::set_":  # FBGEMM's operators and collectives return new wrappers
+        return tree_map(partial(_put, of={id(_stored(each)): each for each in tensors}), result)
+    if name == "aten::copy_":
+        return args[0]
+    if device is not None and not _is_fake(device):
+        return result
+    placed = tree_map(_put, result)
+    return return_and_correct_aliasing(func, args, kwargs, placed)  # type: ignore[no-untyped-call]
+
+
+def _count_operator(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _counts is None:
+        return
+    _count("dispatched", name)
+    if name in ("aten::_to_copy", "aten::copy_"):
+        into, source = (args[0], args[1]) if name == "aten::copy_" else (None, args[0])
+        device = kwargs.get("device")
+        to_device = isinstance(into, _OnCuda) if into is not None else _is_fake(device)
+        to_host = not to_device and (into is not None or device is not None)
+        if to_device != isinstance(source, _OnCuda) and (to_device or to_host):
+            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            on_host = source if to_device else into
+            if to_device and source.untyped_storage().data_ptr() in _buckets:
+                _count("launch", name)
+                return
+            pinned = on_host is not None and on_host.untyped_storage().data_ptr() in _pinned
+            kind = "to device" if to_device else "to host"
+            kind = f"{kind}, {'pinned' if pinned else 'pageable'}"
+            _count("sync" if waits else "copy", f"copy {kind}" if waits else kind)
+            _count("launch", f"copy {kind}")
+            return
+    short = name.removeprefix("aten::")
+    by_mask = short.startswith(("index", "_index_put")) and any(
+        isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)
+        for each in tree_leaves(args[1])
+    )
+    repeats = short == "repeat_interleave" and kwargs.get("output_size") is None
+    if short in _WAITS or by_mask or repeats:
+        _count("sync", short)
+    _count("launch", name, kernels_of(func))
+
+
+def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function that has no gradient on the fake device, with the CPU's gradient."""
+    leaves, spec = tree_flatten((args, kwargs))
+    at = [n for n, each in enumerate(leaves) if isinstance(each, Tensor)]
+    forward, backward = next(c for start, c in _FUNCTIONS.items() if name.startswith(start))
+    if name == "scaled_dot_product_attention" and kwargs.get("attn_mask") is not None:
+        forward += 4  # fills, converts and pads the mask
+    if name.startswith(("keyed_jagged_index_select", "jagged_index_select")) and not any(
+        isinstance(each, int) for each in leaves[-1:]
+    ):
+        _count("sync", name)  # reads the number of selected values
+    _count("dispatched", name)
+    _count("launch", name, forward)
+
+    def run(tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
+        for place, tensor in zip(at, tensors, strict=True):
+            leaves[place] = tensor
+        inner_args, inner = tree_unflatten(leaves, spec)
+        trained = [each for each in tensors if each.requires_grad]
+        if name.startswith("split_embedding_codegen_lookup"):
+            trained += _to_host_kernel(inner)
+        return func(*inner_args, **inner), trained
+
+    result_spec: list[Any] = []
+    found = _Nested.apply(run, result_spec, name, backward, *(leaves[n] for n in at))  # type: ignore[no-untyped-call]
+    return tree_unflatten(list(found), result_spec[0])
+
+
+def _to_host_kernel(arguments: dict[str, Any]) -> list[Tensor]:
+    """Replace the arguments of FBGEMM's CUDA lookup by those of its CPU lookup."""
+    on_device, managed, *layout = arguments["weights"][:4]
+    if on_device.numel() and managed.numel():
+        raise NotImplementedError("fake_cuda: one lookup has tables on the device and in UVM.")
+    weights = (on_device if on_device.numel() else managed).detach().requires_grad_()
+    arguments["weights"] = [weights, *layout]
+    for name in ("momentum1", "momentum2", "row_counter", "prev_iter"):
+        if arguments.get(name) is not None:
+            on_device, managed, *layout = arguments[name]
+            arguments[name] = [on_device if on_device.numel() else managed, *layout]
+    return [weights]
+
+
+def _select_keyed(*args: Any, **kwargs: Any) -> list[Tensor]:
+    """``keyed_jagged_index_select_dim1``, which FBGEMM has for CUDA only."""
+    names = "values", "lengths", "offsets", "indices", "batch_size", "weights"
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    lengths, weights, size = given["lengths"], given.get("weights"), given["batch_size"]
+    first = torch.arange(lengths.numel() // size)[:, None] * size
+    rows = (first + given["indices"].long()).flatten().int()
+    permute = torch.ops.fbgemm.permute_1D_sparse_data
+    lengths, values, weights = permute(rows, lengths, given["values"], weights, None)
+    return [values, lengths, *([] if weights is None else [weights])]
+
+
+class _Nested(torch.autograd.Function):
+    """Runs a function with its gradient on the stored tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, spec: list[Any], name: str, kernels: int, *given: Any) -> Any:
+        needed = ctx.needs_input_grad[4:]
+        stored = [_stored(each).detach() for each in given]
+        with _disable_current_modes(), torch.enable_grad():
+            for tensor, needs in zip(stored, needed, strict=True):
+                # Placeholders and weights that the backward pass updates have no gradient.
+                tensor.requires_grad_(needs and tensor.is_floating_point())
+            result, trained = run(stored)
+        leaves, structure = tree_flatten(result)
+        spec.append(structure)
+        ctx.kept = [each for each in leaves if each.requires_grad], trained, stored
+        ctx.at = [n for n, each in enumerate(leaves) if each.requires_grad]
+        ctx.named = name, kernels
+        made = tuple(_OnCuda(each.detach()) for each in leaves)
+        ctx.mark_non_differentiable(*(m for m in made if not m.is_floating_point()))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        name, kernels = ctx.named
+        _count("dispatched", f"{name} backward")
+        _count("launch", f"{name} backward", kernels)
+        outputs, trained, stored = ctx.kept
+        given = [_stored(gradients[n]) for n in ctx.at]
+        with _disable_current_modes():
+            found = torch.autograd.grad(outputs, trained, given, allow_unused=True)
+        by_input = {id(each): gradient for each, gradient in zip(trained, found, strict=True)}
+        return (None,) * 4 + tuple(_put(by_input.get(id(each))) for each in stored)
+
+
+def _stored(value: Any) -> Any:
+    return value.stored if isinstance(value, _OnCuda) else value
+
+
+def _put(value: Any, of: Mapping[int, Tensor] = {}) -> Any:
+    if not isinstance(value, Tensor) or isinstance(value, _OnCuda):
+        return value
+    return of[id(value)] if id(value) in of else _OnCuda(value)
+
+
+def _is_fake(device: Any) -> bool:
+    return device is not None and torch.device(device).type in ("cuda", "fake_device")
+
+
+@contextmanager
+def fake_cuda(rank: int = 0) -> Iterator[torch.device]:
+    """Replace CUDA by a fake device. Use as a context, which yields the device ``cuda:<rank>``.
+
+    Within the context, ``torch.cuda`` reports 8 devices with 80 GiB. Operators that mix CPU and
+    CUDA tensors raise RuntimeError, as on CUDA. Results equal those of the CPU. Use it in a new
+    process, such as ``launch(check, 1)``, because torch does not support autograd on a device that
+    is registered after a backward pass.
+
+    Example::
+
+        with fake_cuda() as device, host_counts() as counts:
+            model.to(device)(batch.to(device)).sum().backward()
+        print(counts.by_phase("launch"), counts.by_phase("sync"))
+
+    Args:
+        rank: index of the device. Ranks are processes that communicate over gloo.
+    """
+    global _device
+    register()
+    _device = torch.device("cuda", rank)
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # for torch.tensor(values, device=...)
+    with ExitStack() as stack:
+        stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+        stack.callback(_pinned.clear)
+        for owner, replaced in _replacements():
+            for name, value in replaced.items():
+                stack.enter_context(patch.object(owner, name, value))
+        with _Factories():  # type: ignore[no-untyped-call]
+            yield _device
+
+
+def _replacements() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield modules and classes with the attributes to replace."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+    from torchrec.distributed.composable import table_batched_embedding_slice
+
+    properties = SimpleNamespace(
+        name="fake", total_memory=_MEMORY, major=9, minor=0, multi_processor_count=132
+    )
+    constants: dict[str, Any] = {
+        "_lazy_init": None,
+        "is_initialized": False,
+        "is_available": True,
+        "device_count": 8,
+        "current_device": _device.index,
+        "set_device": None,
+        "set_stream": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
+        "set_rng_state": None,
+        "empty_cache": None,
+        "memory_reserved": 0,
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "reset_peak_memory_stats": None,
+        "get_device_capability": (9, 0),
+        "get_device_properties": properties,
+        "get_device_name": "fake",
+        "mem_get_info": (_MEMORY, _MEMORY),
+        "default_stream": _default,
+    }
+    yield torch.cuda, {name: _always(value) for name, value in constants.items()}
+    yield (
+        torch.cuda,
+        {
+            "Stream": _Stream,
+            "Event": _Event,
+            "stream": _entered,
+            "current_stream": lambda *_, **__: _streams[-1],
+            "synchronize": lambda *_, **__: _count("sync", "synchronize"),
+            "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        },
+    )
+    # Not in the dispatch mode, which other threads do not have.
+    yield torch, {"empty": _empty_or_pinned(torch.empty)}
+    yield torch.cuda.random, {"current_device": _always(_device.index)}
+    yield Tensor, {"pin_memory": _pin, "is_pinned": _is_pinned}
+    types = [*optimizer._foreach_supported_types, _OnCuda]
+    yield _foreach_utils, {"_foreach_supported_types": types}
+    yield optimizer, {"_foreach_supported_types": types}
+    slices = table_batched_embedding_slice.TableBatchedEmbeddingSlice
+    yield slices, {"__new__": _sliced(slices.__new__)}
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _pin(tensor: Tensor, *_: Any) -> Tensor:
+    if isinstance(tensor, _OnCuda):
+        raise RuntimeError("pin_memory needs a tensor on the CPU.")
+    return _remember_pinned(tensor.clone())
+
+
+def _remember_pinned(tensor: Tensor) -> Tensor:
+    _pinned[tensor.untyped_storage().data_ptr()] = tensor
+    return tensor
+
+
+def _is_pinned(tensor: Tensor, *_: Any) -> bool:
+    return tensor.untyped_storage().data_ptr() in _pinned
+
+
+def _empty_or_pinned(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        found = empty(*args, **kwargs)
+        return _remember_pinned(found) if pin_memory else found
+
+    return made
+
+
+def _sliced(new: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a constructor of TorchRec's table slices that also accepts the fake device."""
+
+    def made(
+        cls: type,
+        data: Tensor,
+        start_offset: int,
+        end_offset: int,
+        num_embeddings: int,
+        embedding_dim: int,
+    ) -> Any:
+        shape = num_embeddings, embedding_dim
+        if isinstance(data, _OnCuda):
+            return torch.nn.Parameter(data.detach()[start_offset:end_offset].view(shape))
+        return new(cls, data, start_offset, end_offset, *shape)
+
+    return made

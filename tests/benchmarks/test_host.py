@@ -1,0 +1,43 @@
+"""Counts of launches, syncs and operators per training step stay below their ceilings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.host import _VARIANTS, Counted, HostDevice, count_variant
+
+from recd_plugins.runtime.launch import launch
+
+#: Lower a ceiling when a change lowers the count. A higher count needs a reason.
+CEILINGS: dict[str, dict[str, float]] = {
+    "demo_dedup": {"launches": 460, "dispatched": 1110, "syncs": 22},
+    "scars_cached": {"launches": 166, "dispatched": 410, "syncs": 24},
+}
+
+
+Pair = tuple[str, Counted, Counted]
+
+
+@pytest.fixture(scope="module", params=list(CEILINGS))
+def counted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder, name = str(tmp_path_factory.mktemp("host")), request.param
+
+    def count(device: HostDevice) -> Counted:
+        return launch(count_variant, 1, _VARIANTS[name][0], device, folder, 512, threads=1)[0]
+
+    return name, count("fake-cuda"), count("cpu")
+
+
+def test_counts_stay_below_their_ceilings(counted: Pair) -> None:
+    name, fake, _ = counted
+    found = {what: fake.by_phase[what]["all"] for what in CEILINGS[name]}
+    places = [line for line in fake.places if line.startswith("sync")]
+    above = {what: n for what, n in found.items() if n > CEILINGS[name][what]}
+    assert not above, "\n".join([f"{name}: {found}, ceilings {CEILINGS[name]}", *places])
+
+
+def test_losses_equal_those_of_the_cpu(counted: Pair) -> None:
+    _, fake, cpu = counted
+    steps = len(fake.losses)
+    assert fake.losses == pytest.approx(cpu.losses[:steps], abs=1e-6)
