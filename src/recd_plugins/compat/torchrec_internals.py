@@ -19,13 +19,15 @@ _NAMES: dict[str, str] = {
         "_config _local_rows _local_cols _feature_table_map _emb_module",
     ),
     "torchrec.distributed.dist_data:KJTAllToAllTensorsAwaitable": (
-        "_output_splits _output_tensors _awaitables"
+        "_workers _input _input_splits _output_splits _output_tensors _awaitables _recat "
+        "_stride_per_rank"
     ),
     "torchrec.distributed.dist_data:SequenceEmbeddingsAllToAll": "_pg",
     "torchrec.distributed.dist_data:SequenceEmbeddingsAwaitable": "_tensor_awaitable",
     "torchrec.distributed.embedding:EmbeddingCollectionSharder": "_use_index_dedup",
     "torchrec.distributed.embedding:ShardedEmbeddingCollection": (
-        "_lookups _create_lookups _output_dists _need_indices _use_index_dedup _env "
+        "_lookups _create_lookups _input_dists _create_input_dist _output_dists _need_indices "
+        "_use_index_dedup _env "
         "_embedding_configs _sharding_type_to_sharding post_lookup_tracker_fn"
     ),
     "torchrec.distributed.embedding_lookup:GroupedEmbeddingsLookup": (
@@ -36,7 +38,8 @@ _NAMES: dict[str, str] = {
     ),
     "torchrec.distributed.embedding_sharding:FusedKJTListSplitsAwaitable": "_awaitables",
     "torchrec.distributed.embeddingbag:ShardedEmbeddingBagCollection": (
-        "_lookups _create_lookups _output_dists _pooling_type_to_rs_features _device "
+        "_lookups _create_lookups _input_dists _create_input_dist _output_dists "
+        "_pooling_type_to_rs_features _device "
         "_embedding_names _embedding_dims _embedding_shardings _has_mean_pooling_callback "
         "_env post_lookup_tracker_fn"
     ),
@@ -64,6 +67,7 @@ _NAMES: dict[str, str] = {
     "torchrec.distributed.sharding.tw_sharding:BaseTwEmbeddingSharding": (
         "_grouped_embedding_configs_per_rank"
     ),
+    "torchrec.distributed.sharding.tw_sharding:TwSparseFeaturesDist": "_dist",
     "torchrec.distributed.sharding.twrw_sharding:BaseTwRwEmbeddingSharding": (
         "_grouped_embedding_configs_per_rank"
     ),

@@ -69,6 +69,7 @@ from recd_plugins.sharding.coalesced.input_dist import (
 )
 from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags, CoalescedSequences
 from recd_plugins.sharding.gradient_dedup import dedup_gradients
+from recd_plugins.sharding.one_rank import keep_ids_of_one_rank
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, why_plain_codecs
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
@@ -132,6 +133,10 @@ class _ExactCollection:
     def _create_lookups(self: Any) -> None:
         with lookups_with(self.lookup_kernels):
             super()._create_lookups()  # type: ignore[misc]
+
+    def _create_input_dist(self: Any, *arguments: Any, **named: Any) -> None:
+        super()._create_input_dist(*arguments, **named)  # type: ignore[misc]
+        keep_ids_of_one_rank(self._input_dists)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply ``fn`` to all parameters except tables of plugin kernels."""
