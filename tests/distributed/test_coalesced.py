@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -29,6 +30,7 @@ from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.coalesced import input_dist
+from recd_plugins.sharding.coalesced import outputs as coalesced_outputs
 from recd_plugins.sharding.coalesced.input_dist import feature_groups
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
@@ -92,7 +94,19 @@ class Case:
     sharding: str
     coalesced: tuple[str, ...]
     dtype: torch.dtype = torch.int64
-    empty_rows: bool = False  # of groups with few ids, as on CUDA
+    as_on_cuda: bool = False  # without numba kernels, and with empty rows of groups with few ids
+
+
+@contextmanager
+def _as_on(device: str) -> Iterator[None]:
+    """Take the code of CUDA devices, on CPU tensors."""
+    on_cpu = device == "cpu"
+    with (
+        patch.object(input_dist, "_takes_no_rows", return_value=on_cpu),
+        patch.object(coalesced_outputs, "_is_on_cpu", return_value=on_cpu),
+        nullcontext() if on_cpu else patch.object(input_dist, "_by_hash", input_dist.by_sorting),
+    ):
+        yield
 
 
 def differences(rank: int, world_size: int, cases: list[Case]) -> list[float]:
@@ -104,7 +118,7 @@ def _difference(rank: int, case: Case) -> float:
     for coalesced in (case.coalesced, ()):
         dmp: Any = coalesced_module(make(case.kind), case.sharding, coalesced)
         found.append([])
-        with patch.object(input_dist, "_takes_no_rows", return_value=not case.empty_rows):
+        with _as_on("cuda" if case.as_on_cuda else DEVICE.type):
             for step in range(4):
                 found[-1] += outputs(dmp, batch(rank, step, case.kind, case.dtype))
         state = dmp.fused_optimizer.state_dict()["state"]

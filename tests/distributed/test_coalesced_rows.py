@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import accumulate
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +14,10 @@ from tests.summed_types import SummedTypes
 from torch import Tensor
 from torch.nn import functional as F
 
-from recd_plugins.sharding.coalesced.input_dist import Unique, by_sorting, unique_ids
-from recd_plugins.sharding.coalesced.outputs import Bags, Part, expand, pool, pool_by_torch
+from recd_plugins.sharding.coalesced import outputs
+from recd_plugins.sharding.coalesced.fused_bags import BagColumns, expand_at_once
+from recd_plugins.sharding.coalesced.input_dist import Coalesced, Unique, by_sorting, unique_ids
+from recd_plugins.sharding.coalesced.outputs import BagLayout, Bags, Part, expand, pool
 
 
 def test_expand_and_its_gradient() -> None:
@@ -85,17 +91,81 @@ def _parts() -> tuple[list[Tensor], list[Part], Tensor]:
     return sources, parts, torch.cat(columns, dim=1)
 
 
-def test_pool_and_its_gradient_are_those_of_torch() -> None:
+def test_pool_returns_the_bags_of_torch() -> None:
     sources, parts, expected = _parts()
-    gradients = []
-    for by_torch in (False, True):
+    torch.testing.assert_close(pool(sources, parts, 3, 11), expected)
+
+
+@dataclass(frozen=True)
+class _Feature:
+    name: str
+    source: int
+    dim: int
+    rows: int  # received rows; 0 if another feature of the group carries them
+    carrier: int
+    mean: bool = False
+
+
+#: Columns of two sources; "plain" and "row_wise" are of tables without coalescing.
+FEATURES = (
+    _Feature("a", 0, 4, 5, 0),
+    _Feature("b", 0, 4, 0, 0),
+    _Feature("c", 0, 2, 7, 2),
+    _Feature("c", 0, 4, 7, 3),
+    _Feature("plain", 0, 4, 3, 4),
+    _Feature("d", 1, 4, 6, 5, mean=True),
+    _Feature("row_wise", 1, 4, 3, 6, mean=True),
+)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize("features", [FEATURES, FEATURES[:2], FEATURES[4:5]], ids=len)
+def test_pool_at_once_is_pool(
+    features: tuple[_Feature, ...], variable: bool, weighted: bool
+) -> None:
+    torch.manual_seed(0)
+    first, num_rows = features[0].carrier, [each.rows for each in features]
+    ends = list(accumulate(f.dim for f in features))  # the last feature has the first columns
+    layout = BagLayout.__new__(BagLayout)
+    layout.dims = [each.dim for each in features]
+    layout.columns = [
+        BagColumns(f.name, f.source, f.dim, ends[-1] - ends[n], f.carrier - first, f.mean)
+        for n, f in enumerate(features)
+    ]
+    sizes = [sum(f.rows * f.dim for f in features if f.source == n) for n in (0, 1)]
+    lengths = {each.name: torch.tensor([2, 0, 3], dtype=torch.int32) for each in features}
+    rows = {f.name: features[f.carrier - first].rows for f in features}
+    own = [name for name in rows if name not in ("plain", "row_wise")]
+    batch = Coalesced(
+        inverse={name: torch.randint(rows[name], (5,)) for name in own},
+        lengths=lengths,
+        ids={},
+        weights={name: torch.rand(5) for name in own} if weighted else {},
+        inverse_indices={n: torch.tensor([2, 0, 0, 1]) for n in rows} if variable else {},
+        num_rows=4 if variable else 3,
+    )
+    sources = [torch.randn(size) for size in sizes if size]
+    found = []
+    for on_cpu in (True, False):
         mine = [source.clone().requires_grad_() for source in sources]
-        output = pool_by_torch(mine, parts) if by_torch else pool(mine, parts, 3, 11)
-        torch.testing.assert_close(output, expected)
-        (output * torch.arange(33.0).view(3, 11)).sum().backward()
-        gradients.append([source.grad for source in mine])
-    for compiled, by_torch in zip(*gradients, strict=True):
+        with patch.object(outputs, "_is_on_cpu", return_value=on_cpu):
+            pooled = layout.pool(mine, batch, num_rows)
+        pooled.mul(torch.arange(float(pooled.numel())).view_as(pooled)).sum().backward()
+        found.append([pooled, *(source.grad for source in mine)])
+    for compiled, by_torch in zip(*found, strict=True):
         torch.testing.assert_close(compiled, by_torch)
+
+
+def test_expand_at_once_is_expand() -> None:
+    sources = [torch.randn(5, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)]
+    indices = [torch.tensor([4, 0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
+    for mine, expected in zip(
+        expand_at_once(sources, [0, 0, 1], indices),
+        expand(sources, [0, 0, 1], indices),
+        strict=True,
+    ):
+        assert torch.equal(mine, expected)
 
 
 STRETCHES = st.lists(

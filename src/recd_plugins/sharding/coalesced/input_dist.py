@@ -163,7 +163,7 @@ def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
     """Compute ``unique_ids`` on any device with two stable sorts and one device synchronization."""
     segments = torch.arange(len(sizes), device=ids.device).repeat_interleave(
-        torch.tensor(sizes, device=ids.device), output_size=len(ids)
+        numbers_on(ids.device, sizes)[0], output_size=len(ids)
     )
     order = torch.sort(ids, stable=True).indices
     order = order.index_select(0, torch.sort(segments.index_select(0, order), stable=True).indices)
@@ -173,9 +173,18 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
     per_segment = torch.zeros(len(sizes), dtype=torch.int64, device=ids.device)
     per_segment.index_add_(0, segments, is_first.long())
     first_of_segment = per_segment.cumsum(0) - per_segment
+    number = is_first.cumsum(0) - 1
     inverse = torch.empty_like(order)
-    inverse[order] = is_first.cumsum(0) - 1 - first_of_segment.index_select(0, segments)
-    return Unique(ids[is_first], per_segment.tolist(), inverse)
+    inverse.scatter_(0, order, number - first_of_segment.index_select(0, segments))
+    counts: list[int] = per_segment.tolist()
+    # A mask as index would wait for the device a second time.
+    return Unique(ids.new_empty(sum(counts)).scatter_(0, number, ids), counts, inverse)
+
+
+def numbers_on(device: torch.device, *numbers: Sequence[int]) -> Tensor:
+    """Return lists of equal length as an int64 tensor, without waiting for the device."""
+    made = torch.tensor(numbers, dtype=torch.int64)
+    return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,17 +229,19 @@ def coalesce_sequences(
     Returns:
         The batch to send, and the local data to expand its embeddings.
     """
-    batch, ids, counts = _coalesce(features, groups)
+    batch, ids, num_ids = _coalesce(features, groups)
+    counts = num_ids[: len(groups.coalesced)]
     rows = features.stride() if groups.others else 1
-    lengths = torch.zeros(len(groups.coalesced), rows, dtype=torch.int64)
+    lengths = features.lengths().new_zeros(len(groups.coalesced), rows)
     if rows:
-        lengths[:, 0] = torch.tensor(counts)
-    lengths = lengths.flatten().to(ids.device, features.lengths().dtype, non_blocking=True)
+        lengths[:, 0] = numbers_on(ids.device, counts)[0]
+    lengths = lengths.flatten()
     unique = KeyedJaggedTensor(
         keys=groups.keys,
         values=_with_others(ids, features.values(), features, groups),
         lengths=torch.cat([lengths, *(batch.lengths[name] for name in groups.others)]),
         stride=rows,
+        length_per_key=num_ids,
     )
     return unique, batch
 
@@ -254,7 +265,8 @@ def coalesce_bags(
     Raises:
         ExactnessError: a variable batch lacks inverse indices, or some are out of range.
     """
-    batch, ids, counts = _coalesce(features, groups)
+    batch, ids, num_ids = _coalesce(features, groups)
+    counts = num_ids[: len(groups.coalesced)]
     lengths = torch.ones(len(ids), dtype=features.lengths().dtype, device=ids.device)
     if not _takes_no_rows(ids.device):
         counts, lengths = _with_empty_rows(counts, lengths, groups)
@@ -269,6 +281,7 @@ def coalesce_bags(
         values=_with_others(ids, features.values(), features, groups),
         weights=weights,
         lengths=torch.cat([lengths, *(batch.lengths[name] for name in groups.others)]),
+        length_per_key=num_ids,
         stride_per_key_per_rank=[[stride] for stride in strides],
         inverse_indices=(
             groups.keys,
@@ -303,7 +316,7 @@ def _with_empty_rows(
 def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
-    """Return local data to expand embeddings, the distinct ids, and their number per feature."""
+    """Return local data to expand embeddings, the distinct ids, and the ids to send per feature."""
     names = groups.coalesced
     per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
     sizes = [per_key[name] for name in names]
@@ -335,7 +348,8 @@ def _coalesce(
         inverse_indices=inverse_indices,
         num_rows=num_rows,
     )
-    return batch, unique.ids, list(counts.values())
+    num_ids = [*counts.values(), *(per_key[name] for name in groups.others)]
+    return batch, unique.ids, num_ids
 
 
 def _inverse_indices(

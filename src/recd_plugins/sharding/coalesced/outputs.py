@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import (
     Awaitable,
@@ -24,6 +23,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.sharding.coalesced import kernels
+from recd_plugins.sharding.coalesced.fused_bags import BagColumns, expand_at_once, pool_at_once
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, FeatureGroups
 from recd_plugins.sparse.index_select import HALF_PRECISION
 
@@ -87,41 +87,20 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
         wide = [s.float() if half else s for s, half in zip(sources, halves, strict=True)]
         rows = expand(wide, of, indices)
         return [each.to(sources[n].dtype) for n, each in zip(of, rows, strict=True)]
+    if len({(source.dtype, source.shape[1]) for source in sources}) == 1:
+        return expand_at_once(sources, of, indices)
     return [sources[n].index_select(0, index) for n, index in zip(of, indices, strict=True)]
 
 
 def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
-    """Return pooled embeddings ``[num_rows, width]`` in the dtype of ``sources``.
+    """Return pooled embeddings ``[num_rows, width]`` in the dtype of ``sources``, on CPU.
 
     ``sources`` are flat tensors of rows, which are summed in float32 if half precision. Each of
     ``parts`` fills some output columns.
     """
     if (dtype := sources[0].dtype) in HALF_PRECISION:
         return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
-    if all(map(_compiles, sources)):
-        return _Pool.apply(parts, num_rows, width, *sources)  # type: ignore[no-untyped-call]
-    return pool_by_torch(sources, parts)
-
-
-def pool_by_torch(sources: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
-    columns = []
-    for part in sorted(parts, key=lambda part: part.column):
-        flat = sources[part.source].narrow(0, part.start, part.num_rows * part.dim)
-        rows = flat.view(part.num_rows, part.dim)
-        if (bags := part.bags) is not None:
-            if part.num_rows:
-                rows = F.embedding_bag(
-                    bags.index,
-                    rows,
-                    bags.offsets,
-                    mode="sum",
-                    per_sample_weights=bags.weights,
-                    include_last_offset=True,
-                )
-            else:  # embedding_bag refuses this case
-                rows = rows.sum() + rows.new_zeros(len(bags.offsets) - 1, part.dim)
-        columns.append(rows if part.inverse is None else rows.index_select(0, part.inverse))
-    return torch.cat(columns, dim=1)
+    return _Pool.apply(parts, num_rows, width, *sources)  # type: ignore[no-untyped-call]
 
 
 class _Expand(torch.autograd.Function):
@@ -199,7 +178,11 @@ class _Pool(torch.autograd.Function):
 
 
 def _compiles(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in _COMPILED
+    return _is_on_cpu(tensor) and tensor.dtype in _COMPILED
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
@@ -221,16 +204,6 @@ _SUMMED = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
 }
-
-
-@dataclass(frozen=True)
-class _Columns:
-    feature: str
-    source: int
-    dim: int
-    column: int
-    carrier: int
-    mean: bool
 
 
 class BagLayout:
@@ -266,7 +239,7 @@ class BagLayout:
             starts[name] = start
             start += dim
         place = {(name, first): number for number, (_, name, first, _) in enumerate(found)}
-        self.columns: list[_Columns] = []
+        self.columns: list[BagColumns] = []
         for source, name, first, dim in found:
             feature, at, table = name.partition("@")
             (config,) = [c for c in tables[feature] if not at or c.name == table]
@@ -275,7 +248,21 @@ class BagLayout:
             # The kernels of other shardings have already divided their sums.
             mean = config.pooling == PoolingType.MEAN and (row_wise or feature in carriers)
             column = starts[name] + first
-            self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
+            self.columns.append(
+                BagColumns(feature, source, dim, column, place[carrier, first], mean)
+            )
+
+    def pool(self, sources: list[Tensor], batch: Coalesced, num_rows: Sequence[int]) -> Tensor:
+        """Return the pooled embeddings of all features, ``[batch.num_rows, sum(self.dims)]``.
+
+        ``sources`` are flat tensors of embedding rows. ``num_rows`` is as in ``parts``.
+        """
+        if _is_on_cpu(sources[0]):
+            parts = self.parts(batch, num_rows)
+            return pool(sources, parts, batch.num_rows, sum(self.dims))
+        if (dtype := sources[0].dtype) in HALF_PRECISION:
+            return self.pool([rows.float() for rows in sources], batch, num_rows).to(dtype)
+        return pool_at_once(sources, self.columns, batch, num_rows)
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
         """Return a ``Part`` per block of output columns.
@@ -338,11 +325,10 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
     def _wait_impl(self) -> KeyedTensor:
         sources = [rows.wait().view(-1) for rows in self._rows]
         layout = self._layout
-        parts = layout.parts(self._batch, self._num_rows)
         return KeyedTensor(
             keys=layout.names,
             length_per_key=layout.dims,
-            values=pool(sources, parts, self._batch.num_rows, sum(layout.dims)),
+            values=layout.pool(sources, self._batch, self._num_rows),
             key_dim=1,
         )
 

@@ -1,0 +1,157 @@
+"""Expands embeddings of distinct ids on a GPU, in a number of launches that no feature adds to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recd_plugins.sharding.coalesced.input_dist import Coalesced, numbers_on
+
+
+@dataclass(frozen=True)
+class BagColumns:
+    """Output columns of one feature and table, or of a column shard of the table.
+
+    Attributes:
+        feature: name of the feature.
+        source: index of the tensor of received embeddings.
+        dim: number of columns.
+        column: first output column.
+        carrier: index of the ``BagColumns`` whose rows this feature uses.
+        mean: whether sums are divided by the number of ids.
+    """
+
+    feature: str
+    source: int
+    dim: int
+    column: int
+    carrier: int
+    mean: bool
+
+
+def expand_at_once(
+    sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return ``sources[i].index_select(0, index)`` for each index, where i comes from ``of``.
+
+    Args:
+        sources: ``[R_i, D]`` each, of one dtype and device.
+        of: index of the source for each tensor of ``indices``.
+        indices: int64 ``[n_i]`` each.
+    """
+    first = [0, *accumulate(map(len, sources))]
+    sizes = list(map(len, indices))
+    numbers = numbers_on(sources[0].device, [first[n] for n in of], sizes)
+    index = torch.cat(list(indices)) + numbers[0].repeat_interleave(
+        numbers[1], output_size=sum(sizes)
+    )
+    return list(torch.split(torch.cat(list(sources)).index_select(0, index), sizes))
+
+
+def pool_at_once(
+    sources: Sequence[Tensor],
+    columns: Sequence[BagColumns],
+    batch: Coalesced,
+    num_rows: Sequence[int],
+) -> Tensor:
+    """Return pooled embeddings ``[B, columns]``, with one ``embedding_bag`` per width and pooling.
+
+    Args:
+        sources: flat tensors of embedding rows, in the order of ``columns``.
+        columns: the output columns of each feature.
+        batch: assignment of rows to bags.
+        num_rows: number of embedding rows per item of ``columns``.
+    """
+    rows, first = _rows_by_width(sources, columns, num_rows)
+    groups: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
+    order = sorted(range(len(columns)), key=lambda number: columns[number].column)
+    for number in order:
+        each = columns[number]
+        groups[each.dim, each.feature in batch.inverse, each.mean].append(number)
+    outputs = [
+        _pool_group(
+            rows[dim],
+            [columns[number].feature for number in group],
+            [first[columns[number].carrier] for number in group],
+            batch,
+            mean,
+        ).flatten(1)
+        for (dim, _, mean), group in groups.items()
+    ]
+    if len(outputs) == 1:
+        return outputs[0]
+    found = [number for group in groups.values() for number in group]
+    starts = dict(zip(found, accumulate([0, *(columns[n].dim for n in found)]), strict=False))
+    places = [starts[n] + scalar for n in order for scalar in range(columns[n].dim)]
+    return torch.cat(outputs, dim=1).index_select(1, numbers_on(sources[0].device, places)[0])
+
+
+def _rows_by_width(
+    sources: Sequence[Tensor], columns: Sequence[BagColumns], num_rows: Sequence[int]
+) -> tuple[dict[int, Tensor], list[int]]:
+    """Return all rows per width, and for each of ``columns`` its first row among them."""
+    blocks: dict[int, list[Tensor]] = defaultdict(list)
+    counts, first = Counter[int](), []
+    for each, count in zip(columns, num_rows, strict=True):
+        first.append(counts[each.dim])
+        counts[each.dim] += count
+    sized = list(zip(columns, num_rows, strict=True))
+    for number, source in enumerate(sources):
+        own = [(each.dim, count) for each, count in sized if each.source == number]
+        runs = [(dim, sum(n for _, n in run)) for dim, run in groupby(own, lambda item: item[0])]
+        parts = [source] if len(runs) == 1 else torch.split(source, [dim * n for dim, n in runs])
+        for (dim, _), part in zip(runs, parts, strict=True):
+            blocks[dim].append(part.view(-1, dim))
+    return {dim: torch.cat(own) if own[1:] else own[0] for dim, own in blocks.items()}, first
+
+
+def _pool_group(
+    rows: Tensor, features: Sequence[str], first: Sequence[int], batch: Coalesced, mean: bool
+) -> Tensor:
+    """Return ``[B, len(features), D]`` for features with equal width and pooling.
+
+    ``first`` are the first of the ``rows``, ``[R, D]``, of each feature.
+    """
+    lengths = [batch.lengths[feature] for feature in features]
+    bags = [0, *accumulate(map(len, lengths))]
+    sent = [batch.inverse[feature] for feature in features if feature in batch.inverse]
+    sizes = list(map(len, sent or lengths))
+    first_row, first_bag, size = numbers_on(rows.device, first, bags[:-1], sizes)
+    if sent or mean:
+        # Rows that the kernel has pooled are bags of one row, divided by the number of their ids.
+        weights = None
+        if sent:
+            index, shift = torch.cat(sent), first_row
+            offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.cat(lengths).long())
+            if batch.weights and not mean:
+                weights = torch.cat([batch.weights[feature] for feature in features])
+        else:
+            offsets = torch.arange(bags[-1] + 1, device=rows.device)
+            index, shift = offsets[:-1], first_row - first_bag
+            weights = torch.cat(lengths).clamp(min=1).to(rows.dtype).reciprocal()
+        if len(rows):
+            rows = F.embedding_bag(
+                index + shift.repeat_interleave(size, output_size=sum(sizes)),
+                rows,
+                offsets,
+                mode="mean" if sent and mean else "sum",
+                per_sample_weights=None if weights is None else weights.to(rows.dtype),
+                include_last_offset=True,
+            )
+        else:  # embedding_bag refuses this case
+            rows = rows.sum() + rows.new_zeros(bags[-1], rows.shape[1])
+        first_row = first_bag
+        if not batch.inverse_indices:
+            return rows.view(len(features), batch.num_rows, rows.shape[1]).transpose(0, 1)
+    if batch.inverse_indices:
+        inverse = torch.stack([batch.inverse_indices[feature] for feature in features], dim=1)
+    else:
+        inverse = torch.arange(batch.num_rows, device=rows.device).unsqueeze(1)
+    places = inverse + first_row
+    return rows.index_select(0, places.flatten()).view(*places.shape, rows.shape[1])
