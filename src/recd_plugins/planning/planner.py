@@ -223,8 +223,10 @@ class RegistryPlanner(ShardingPlanner):
         sizes = {t.name: 4 * t.num_embeddings * t.embedding_dim for t in tables_of(module)}
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         listed = ", ".join(
-            f"{name} ({size_text(sizes[name])}, {_describe(constraints[name])})" for name in largest
+            f"{name!r} ({size_text(sizes[name])}{_describe(constraints[name])})" for name in largest
         )
+        allowed = [constraints[name].sharding_types for name in largest]
+        by_rows = any(kinds and not any("row" in kind for kind in kinds) for kinds in allowed)
         storage = topology.devices[0].storage
         memory = storage.hbm if topology.compute_device == "cuda" else storage.ddr
         held = memory_of_parts(self._parts, topology.local_world_size, training.optimizer)
@@ -233,8 +235,8 @@ class RegistryPlanner(ShardingPlanner):
             f"no plan fits batches of {training.batch_size:,} rows on {topology.world_size} "
             f"ranks with {size_text(memory)} each ({RESERVED_SHARE:.0%} is reserved). The tables "
             f"need {size_text(sum(sizes.values()))} in total; activations and other data need "
-            f"{size_text(besides)} per rank. The largest tables are {listed}. Use more ranks, "
-            "smaller batches or smaller tables, or allow row-wise sharding."
+            f"{size_text(besides)} per rank. Largest tables: {listed}. Use more ranks, smaller "
+            f"batches or smaller tables{', or allow row-wise sharding' if by_rows else ''}."
         )
 
 
@@ -399,11 +401,11 @@ def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Modul
         if kind not in known:
             raise SetupError(
                 f"{left.why_left}. No sharder for this type was passed. Add a sharder for "
-                f"{kind.__name__} to sharders(base=...)."
+                f"{kind.__name__} to the argument 'base' of sharders()."
             )
 
 
 def _describe(constraints: ParameterConstraints) -> str:
-    kinds = constraints.sharding_types or []
-    wishes = [*(kinds if len(kinds) <= 3 else []), *(constraints.compute_kernels or [])]
-    return " ".join(wishes) or "any way"
+    kinds, kernels = constraints.sharding_types or [], constraints.compute_kernels or []
+    text = f"; allowed sharding types: {', '.join(kinds)}" if 0 < len(kinds) <= 3 else ""
+    return text + (f"; kernels: {', '.join(kernels)}" if kernels else "")
