@@ -149,8 +149,8 @@ class Interactions(Dataset):
         def _has_outcome(self) -> Self:
             if self.value is None and self.label is None:
                 raise ValueError(
-                    "value and label are both null, so rows have no label. Set value or label to "
-                    "the name of a column."
+                    "options 'value' and 'label' are both null, so rows have no label. Set one of "
+                    "them to the name of a column."
                 )
             return self
 
@@ -246,6 +246,7 @@ class Interactions(Dataset):
             item=options.item,
             outcome=options.label or options.value or "",
             timestamp=options.timestamp,
+            outcome_option="label" if options.label else "value",
             kinds=None if trained is None else trained.kinds() or trained.trained_kinds,
         )
         if options.timestamp_unit == "ms":
@@ -293,7 +294,8 @@ class Interactions(Dataset):
             raise DataError(
                 f"{self.options.path}: column {self.options.label!r} contains "
                 f"{outcomes[wrong[0]]:g} in row {wrong[0]} (from 0), but labels must be 0 or 1. "
-                "Fix the value, or use the options value and positive_threshold instead of label."
+                "Fix the value, or use the options 'value' and 'positive_threshold' instead of "
+                "'label'."
             )
         return outcomes == 1
 

@@ -84,14 +84,14 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
     if not path.is_file():
         raise DataError(
             f"{path}: the file does not exist (current folder: {Path.cwd()}). Check the option "
-            "path. MovieLens files are at https://files.grouplens.org/datasets/movielens/"
+            "'path'. MovieLens files are at https://files.grouplens.org/datasets/movielens/"
         )
     if separator is None:
         separator = SEPARATORS.get(path.suffix.lower())
         if separator is None:
             raise DataError(
                 f"{path}: the column separator of this file type is unknown. Set the option "
-                f"separator, or run recd init {path} my.yaml for JSON lines, Parquet and others."
+                f"'separator', or run recd init {path} my.yaml for JSON lines, Parquet and others."
             )
     if header is None:
         header = path.suffix.lower() not in WITHOUT_HEADER
@@ -111,6 +111,7 @@ def read_events(
     item: str,
     outcome: str,
     timestamp: str,
+    outcome_option: str = "label",
     kinds: Mapping[str, str] | None = None,
 ) -> Events:
     """Read all events of a log.
@@ -119,26 +120,27 @@ def read_events(
         path: the file.
         layout: format of the file.
         user, item, outcome, timestamp: names of the columns.
+        outcome_option: option that names the column ``outcome``, for error messages.
         kinds: dict from id column to its type in the training log, if this log is to be scored. Its
             outcomes may be empty. None for a training log.
 
     Raises:
         DataError: a column is missing or contains a wrong value.
     """
-    wanted = {"user": user, "item": item, "timestamp": timestamp, "value or label": outcome}
+    wanted = {"user": user, "item": item, "timestamp": timestamp, outcome_option: outcome}
     for option, name in wanted.items():
         if layout.names.count(name) != 1:
-            advice = f"Set the option {option} to one of: {', '.join(layout.names)}."
+            advice = f"Use one of: {', '.join(map(repr, layout.names))}."
             if kinds is not None and name == outcome:
                 advice = "Add the column, with empty values for unknown outcomes."
-            wrong = "there is no column"
+            wrong = "which the table does not have"
             if name in layout.names:
-                wrong = "several columns have the name"
-            raise DataError(f"{path}: {wrong} {name!r}. {advice}")
+                wrong = "but several columns have this name"
+            raise DataError(f"{path}: option {option!r} names column {name!r}, {wrong}. {advice}")
     if len(set(wanted.values())) < len(wanted):
         raise DataError(
-            f"{path}: two of the options user, item, timestamp, value and label name the same "
-            "column. Set each option to a different column."
+            f"{path}: two of the options 'user', 'item', 'timestamp', 'value' and 'label' name the "
+            "same column. Set each option to a different column."
         )
     known = kinds or {}
     try:
@@ -149,7 +151,7 @@ def read_events(
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{path}: the file cannot be parsed ({error}). Correct the value, or set the option "
-            "separator."
+            "'separator'."
         ) from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error

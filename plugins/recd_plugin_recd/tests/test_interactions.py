@@ -100,7 +100,7 @@ def test_a_label_column_needs_no_threshold(tmp_path):
     names = {"user": "user", "item": "item", "timestamp": "at"}
     data = dataset(path, label="click", value=None, **names)
     assert [row["label"] for row in read(data)] == [1, 0]
-    with pytest.raises(ValidationError, match="value and label are both null"):
+    with pytest.raises(ValidationError, match="'value' and 'label' are both null"):
         dataset(path, value=None, **names)
     path.write_text("user\titem\tclick\tat\nu1\ta\t1\t5\nu1\tb\t3\t6\n")
     with pytest.raises(DataError, match=r"column 'click' contains 3 in row 1 .* must be 0 or 1"):
@@ -148,7 +148,7 @@ def test_every_format_reads_the_same(path, tmp_path, name, write, options):
          "log.inter: column 'timestamp', row .*: the number"),
         (inter(LOG).replace("1\t12", "\t12"), "log.inter: column 'user_id': an id is empty"),
         (inter(LOG).replace("rating:float", "stars:float"),
-         "no column 'rating'. .* one of: user_id, item_id, stars"),
+         "option 'value' names column 'rating'.* one of: 'user_id', 'item_id', 'stars"),
         (inter([]), "no interactions"),
         (inter([(1, 1, 5, 1_700_000_000_000)]), "Set timestamp_unit: ms"),
     ],
@@ -165,10 +165,10 @@ def test_state_of_a_changed_file_or_of_other_options_is_refused(path):
 
     state = reader().state_dict()
     reader(prefetch=0).load_state_dict(state)
-    with pytest.raises(DataError, match="order was 'session' and is now 'time'"):
+    with pytest.raises(DataError, match="order' was 'session' and is now 'time'"):
         reader(order="time").load_state_dict(state)
     path.write_text(inter([(*event[:2], 5, event[3]) for event in LOG]))
-    with pytest.raises(DataError, match="events was"):
+    with pytest.raises(DataError, match="'events' was"):
         reader().load_state_dict(state)
 
 
