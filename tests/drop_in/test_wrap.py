@@ -169,7 +169,7 @@ HASH = "{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}"
             "cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]",
             r"yaml:2 cache\[0\]: this command needs training data.* dataset: and converter:",
         ),
-        (ROW_WISE.replace("wise", "wize"), "no sharding plugin is named torchrec.row_wize"),
+        (ROW_WISE.replace("wise", "wize"), "no sharding plugin is named 'torchrec.row_wize"),
     ],
 )
 def test_wrong_files_are_refused(file: Any, section: str, said: str) -> None:
@@ -209,11 +209,11 @@ def _tied() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: _two("module"), r"first\.bags and second\.bags share a table"),
-        (lambda: _two("parameter"), r"first\.bags and second\.bags share a table"),
-        (_one_weight, r"t_f0\.weight and .*t_f1\.weight of bags share a weight"),
-        (_frozen, r"t_f0\.weight of bags is frozen .* learning rate 0"),
-        (_tied, r"^out\.weight is also the weight of a table of inner\.bags, but sharding"),
+        (lambda: _two("module"), r"first\.bags' and 'second\.bags' share a table"),
+        (lambda: _two("parameter"), r"first\.bags' and 'second\.bags' share a table"),
+        (_one_weight, r"t_f0\.weight' and '.*t_f1\.weight' of module 'bags' are the same tensor"),
+        (_frozen, r"t_f0\.weight' of module 'bags' is frozen .* learning rate 0"),
+        (_tied, r"'out\.weight' is also the weight of a table of module 'inner\.bags', but"),
     ],
     ids=["module", "parameter", "weight", "frozen", "tied"],
 )
@@ -229,7 +229,10 @@ def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
     sharders: list[Any] = ready.sharders()
     plan: Any = ready.planner(world_size=1).plan(model, sharders).plan["bags"]
     model.bags.requires_grad_(False)
-    with one_rank(), pytest.raises(SetupError, match=r"^t_f0 of bags is frozen .* rate 0"):
+    with (
+        one_rank(),
+        pytest.raises(SetupError, match=r"^parameter 't_f0' of module 'bags' is frozen .* rate 0"),
+    ):
         sharders[0].shard(model.bags, plan, everyone(), CPU, "bags")
 
 

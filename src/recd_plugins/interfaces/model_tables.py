@@ -133,13 +133,18 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
     yield from visit("", model)
 
 
+def _named(path: str) -> str:
+    return f"module {path!r}" if path else "the model"
+
+
 def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raise SetupError for frozen table parameters, which TorchRec's kernels would train."""
     for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
-                f"{name} of {path or 'the model'} is frozen (requires_grad=False), but TorchRec's "
-                "kernels would train it. Use an optimizer with learning rate 0 for its table"
+                f"parameter {name!r} of {_named(path)} is frozen (requires_grad=False), but "
+                "TorchRec's kernels would train its table. Set requires_grad=True, and use an "
+                "optimizer with learning rate 0 for this table"
             )
 
 
@@ -149,8 +154,8 @@ def _refuse_tied(path: str, module: nn.Module) -> None:
         first = names.setdefault(id(parameter), name)
         if first != name:
             raise SetupError(
-                f"{first} and {name} of {path or 'the model'} share a weight, but sharding would "
-                "create two copies. Use one table with the features of both"
+                f"parameters {first!r} and {name!r} of {_named(path)} are the same tensor, but "
+                "sharding would create two copies. Use one table with the features of both tables"
             )
 
 
@@ -166,8 +171,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
             first = paths.setdefault(id(parameter), path)
             if first != path:
                 raise SetupError(
-                    f"{first} and {path} share a table, but sharding would create two copies. Use "
-                    "one module whose table has the features of both"
+                    f"modules {first!r} and {path!r} share a table, but sharding would create two "
+                    "copies. Use one module, and list the features of both modules in its table"
                 )
     for path, module in modules.items():
         if any(f"{path}.".startswith(f"{outer}." if outer else "") for outer in found):
@@ -175,8 +180,9 @@ def refuse_shared_tables(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(path, recurse=False):
             if (owner := paths.get(id(parameter))) is not None:
                 raise SetupError(
-                    f"{name} is also the weight of a table of {owner or 'the model'}, but sharding "
-                    f"would create two copies. Use a separate parameter for {name}"
+                    f"parameter {name!r} is also the weight of a table of {_named(owner)}, but "
+                    "sharding would create two copies. Use separate tensors for the parameter and "
+                    "the table"
                 )
 
 
