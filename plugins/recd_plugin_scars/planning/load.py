@@ -53,7 +53,8 @@ class TableLoad:
     def __post_init__(self) -> None:
         if not self.access.total > 0:
             raise DataError(
-                f"table {self.name!r}: the access profile has no reads. Profile the current data."
+                f"table {self.name!r}: the access profile has no reads. Profile the current data "
+                "again with recd profile registry."
             )
 
     @property
@@ -139,8 +140,9 @@ class BatchRows:
     Attributes:
         lookups: number of lookups.
         unique: number of distinct rows.
-        left: element ``i`` is the number of distinct rows that are not in the first ``i`` segments,
-            float64 ``[num_segments + 1]``.
+        left: float64 ``[num_segments + 1]``. Rows are sorted by read count and grouped into
+            segments of nearly equal counts. Element ``i`` is the expected number of distinct rows
+            outside of the first ``i`` segments.
     """
 
     def __init__(self, load: TableLoad, batch_size: float) -> None:

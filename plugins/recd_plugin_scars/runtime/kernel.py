@@ -64,7 +64,7 @@ class _FastBags(portable_kernels.PortableEmbeddingBag):
 
 
 class _FastRows(portable_kernels.PortableEmbedding):
-    """Kernel without pooling over the cache memory. Its ids are row indices of this memory."""
+    """Unpooled lookup kernel that reads from the cache memory. Ids are rows of this memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbedding.__init__(self, *base)
@@ -192,7 +192,7 @@ class _Cached(lookup_kernels.RowKernel):
                 raise ExactnessError(
                     f"cached tables {table_names(self._config)} support only one backward pass per "
                     "lookup. Combine the losses into one backward pass, or remove these tables "
-                    "from the cache."
+                    "from the cache: entry."
                 )
             rows.land(batch)  # the backing store may have changed since the forward pass
             fast.wait()
