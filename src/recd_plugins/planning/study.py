@@ -124,8 +124,8 @@ def with_plugins(
         model = build_model(registry, registry.dataset.schema())
         if twice := names_of_several(all_tables_of(model)):
             raise SetupError(
-                f"{registry.path}: several modules have tables with the same name "
-                f"({shortened(twice)}). Rename these tables."
+                f"{registry.path}: several modules have tables with the same name: "
+                f"{shortened(twice)}. Rename these tables."
             )
         context = plan_context(registry, list(embedding_modules(model)), topology, data=data)
         prepared = prepare(registry, model, context)
@@ -134,7 +134,7 @@ def with_plugins(
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
-    """Return the training data of a run config; reads check the ids of its model's tables."""
+    """Return the training data of a run config. Its readers check ids against the table sizes."""
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
         return RegistryData(registry, list(embedding_modules(model)))
