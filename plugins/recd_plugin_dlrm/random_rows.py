@@ -193,7 +193,7 @@ class Random(Dataset):
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         options = self.options
         if split not in self.splits():
-            raise DataError(f"{self.name} has no test split. Set option test_rows.")
+            raise DataError(f"dataset {self.name!r} has no test split. Set option 'test_rows'.")
         units = units_of(options, split)
         drawn = options.model_dump(mode="json", exclude={"prefetch", "rows", "test_rows"})
         return readers.PlannedReader(

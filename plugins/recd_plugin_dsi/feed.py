@@ -181,9 +181,9 @@ class RayFeed(Feed):
             self._reading = False
         except TimeoutError:
             raise SetupError(
-                f"dsi.ray: rank {self._rank} received no batch from Ray at "
-                f"{self._cluster.address} within {timeout:.0f} s. Check with `ray status` that "
-                "the cluster has free CPUs, or raise start_timeout."
+                f"dsi.ray: rank {self._rank} received no batch from Ray at {self._cluster.address} "
+                f"within {timeout:.0f} s. Check with `ray status` that the cluster has free CPUs, "
+                "or raise option 'start_timeout'."
             ) from None
         finally:
             if self._reading and self._feeder is feeder:
@@ -201,7 +201,7 @@ class RayFeed(Feed):
         if kind == "died":
             raise SetupError(
                 f"dsi.ray: readers of rank {self._rank} died {self._options.deaths + 1} times on "
-                "the same batches, probably because memory ran out. Lower readers, "
+                "the same batches, probably because memory ran out. Reduce option 'readers', "
                 "training.batch_size or the size of row groups. Ray reports: "
                 f"{fields['message'].strip().partition(chr(10))[0]}"
             )
@@ -246,8 +246,8 @@ class RayFeed(Feed):
             if needed > cpus:
                 raise SetupError(
                     f"dsi.ray: {least} readers for each of {ranks} ranks need {needed:g} CPUs, but "
-                    f"the Ray cluster has {cpus:g}. Lower readers, min_readers or "
-                    "cpus_per_reader, or add machines."
+                    f"the Ray cluster has {cpus:g}. Reduce option 'readers', 'min_readers' or "
+                    "'cpus_per_reader', or add machines."
                 )
         except TimeoutError:
             feeder.end()

@@ -83,24 +83,26 @@ class RayOptions(PluginOptions):
         text_utils.read_bytes(self.memory)
         if self.readers is not None and (self.min_readers or self.max_readers):
             raise ValueError(
-                "readers cannot be combined with min_readers and max_readers. Set readers for a "
-                "fixed number of readers, or min_readers and max_readers for autoscaling."
+                "option 'readers' cannot be combined with 'min_readers' and 'max_readers'. Set "
+                "'readers' for a fixed number of readers, or 'min_readers' and 'max_readers' for "
+                "autoscaling."
             )
         if self.min_readers is not None and self.max_readers is None:
             raise ValueError(
-                "min_readers is set without max_readers. Set max_readers for autoscaling, or "
-                "readers for a fixed number of readers."
+                "option 'min_readers' is set without 'max_readers'. Set 'max_readers' for "
+                "autoscaling, or 'readers' for a fixed number of readers."
             )
         low, high = self.bounds
         if low > high:
             raise ValueError(
-                f"min_readers ({low}) is larger than max_readers ({high}). "
-                "Lower min_readers or raise max_readers."
+                f"option 'min_readers' ({low}) is larger than 'max_readers' ({high}). Reduce "
+                "'min_readers' or raise 'max_readers'."
             )
         if self.cpus is not None and self.address is not None:
             raise ValueError(
-                "cpus and address are both set, but cpus only applies to a Ray cluster that the "
-                "run starts. Remove cpus to join the cluster at address, or remove address."
+                "options 'cpus' and 'address' are both set, but 'cpus' only applies to a Ray "
+                "cluster that the run starts. Remove 'cpus' to join the cluster at this address, "
+                "or remove 'address'."
             )
         return self
 
@@ -122,6 +124,6 @@ def check_ray() -> None:
     """Raise SetupError if Ray is not installed. Does not import Ray."""
     if importlib.util.find_spec("ray") is None:
         raise SetupError(
-            'dsi.ray needs Ray, which is not installed. Run pip install "recd-plugins[ray]", or '
-            "remove the ingestion: section to read in the trainer."
+            "ingestion plugin 'dsi.ray' needs Ray, which is not installed. Run pip install "
+            '"recd-plugins[ray]", or remove the ingestion: section to read in the trainer.'
         )

@@ -41,8 +41,8 @@ def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> Planned
         return PlannedTiers(candidate, plans)
     raise RecdError(
         f"{registry.path}: the sharding: section has no flexshard entry. Add an entry that uses "
-        "flexshard.two_tier, flexshard.three_tier or flexshard.joint for the tables of features "
-        "in the pooling: section."
+        "'flexshard.two_tier', 'flexshard.three_tier' or 'flexshard.joint' for the tables of "
+        "features in the pooling: section."
     )
 
 

@@ -29,8 +29,8 @@ def read_budget(budget: Any) -> dict[str, float]:
         except ValueError:
             pass
     raise ValueError(
-        f"{budget!r} is not a valid budget. Use memory_neutral, a multiple of row-wise memory such "
-        "as 1.5x, or bytes such as 2GiB."
+        f"{budget!r} is not a valid budget. Use 'memory_neutral', a multiple of row-wise memory "
+        "such as 1.5x, or bytes such as 2GiB."
     )
 
 

@@ -57,9 +57,9 @@ class TieredSharding(Sharding):
                 [feature for table in pooled for feature in table.features]
             )
             raise SetupError(
-                f"{self.name} supports only tables of sequence features, but the model pools "
-                f"{names} in an EmbeddingBagCollection. Add {features} to a pooling: entry, or "
-                "use torchrec.row_wise."
+                f"{self.name!r} supports only tables of sequence features, but the model pools the "
+                f"tables {names} in an EmbeddingBagCollection. Add the features {features} to a "
+                "pooling: entry, or use the sharding plugin 'torchrec.row_wise'."
             )
         key = (tuple(tables), context)
         if self._planned is None or self._planned[0] != key:

@@ -52,15 +52,17 @@ def plan_tables(
     ):
         if one and strategy == "three_tier":
             raise SetupError(
-                "flexshard.three_tier needs several nodes, but this plan is for one node. Use "
-                f"flexshard.two_tier or flexshard.joint, or set {remedy}."
+                "sharding plugin 'flexshard.three_tier' needs several nodes, but this plan is for "
+                f"one node. Use 'flexshard.two_tier' or 'flexshard.joint', or set {remedy}."
             )
     demands = _demands(options, tables, context)
     costs = CostOptions(wire_bytes=context.wire_bytes, **options.cost_options())
     try:
         plan = plan_tiers(demands, cluster, strategy, costs)
     except SetupError as error:
-        raise SetupError(f"the option budget ({options.budget!r}) is too small: {error}") from error
+        raise SetupError(
+            f"the option 'budget' ({options.budget!r}) is too small: {error}"
+        ) from error
     return plan if other is None else on_cluster(plan, here)
 
 
@@ -76,7 +78,7 @@ def _other(other: OtherCluster, context: PlanContext) -> ClusterShape:
             device=context.device_type,
         )
     except RecdError as error:  # drop the line number, which refers to the topology file
-        raise SetupError(f"option plan_for: {error}") from error
+        raise SetupError(f"option 'plan_for': {error}") from error
     batch_size = other.batch_size or context.batch_size
     rates = collectives_of(spec.collective_rates)
     return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates)

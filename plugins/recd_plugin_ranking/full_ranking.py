@@ -58,8 +58,8 @@ def rank(
     module: Any = prepared.model.eval()
     if not (hasattr(module, "user_vectors") and hasattr(module, "item_vectors")):
         raise RecdError(
-            f"{registry.path}: the model has no user and item vectors. Use model ranking.sasrec or "
-            "ranking.two_tower."
+            f"{registry.path}: the model has no user and item vectors. Use the model "
+            "'ranking.sasrec' or 'ranking.two_tower'."
         )
     rules = replace(rules, item=_item(registry, rules, module))
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
@@ -85,7 +85,7 @@ def rank(
             of_users.append(_named(rows, rules, users))
     if not num_queries:
         raise RecdError(
-            f"{registry.path}: the test split has no positive rows. Check label and test "
+            f"{registry.path}: the test split has no positive rows. Check the label and the test "
             "split in dataset.options."
         )
     if vectors_to is not None:
@@ -105,8 +105,8 @@ def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None
     if len(wrong := np.argwhere(~np.isfinite(scores))):
         row, place = (int(each) for each in wrong[0])
         raise DataError(
-            f"{rows.place_of(row)}: the score of item {items.ids[place]} is {scores[row, place]}, "
-            "so items cannot be ranked. Use another checkpoint."
+            f"{rows.place_of(row)}: the score of item {items.ids[place]} is "
+            f"{scores[row, place]}, so items cannot be ranked. Use another checkpoint."
         )
 
 
@@ -118,11 +118,12 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
     if unknown := {item, rules.user or item, *rules.seen} - set(known):
         raise RecdError(
             f"--item, --user or --seen: the dataset has no sparse feature '{min(unknown)}'. Use "
-            f"one of {', '.join(known)}."
+            f"one of: {', '.join(map(repr, known))}."
         )
     if own and item != own:
         raise RecdError(
-            f"--item {item}: the model of {registry.path} ranks feature {own!r}. Remove --item."
+            f"--item {item}: the model of {registry.path} ranks the ids of feature {own!r} only. "
+            "Remove --item."
         )
     return item
 

@@ -32,15 +32,15 @@ class TwoTower(Model):
         user = [n for n in known if n not in options.item] if options.user is None else options.user
         if unknown := {*options.item, *user} - set(known):
             raise RecdError(
-                f"{self.name}: the dataset has no sparse feature '{min(unknown)}'. Use one of "
-                f"{', '.join(known)}."
+                f"{self.name}: the dataset has no sparse feature '{min(unknown)}'. Use one of: "
+                f"{', '.join(map(repr, known))}."
             )
         tables = [f"t_{name}" for name in (*user, *options.item)]
         for pattern in options.tables:
             if not any(fnmatchcase(name, pattern) for name in tables):
                 raise RecdError(
-                    f"{self.name}: option tables: '{pattern}' matches no table. Use one of "
-                    f"{', '.join(tables)}."
+                    f"{self.name}: option 'tables': '{pattern}' matches no table. Use one of: "
+                    f"{', '.join(map(repr, tables))}."
                 )
         share = None
         if options.loss == "in_batch" and options.correct:

@@ -110,7 +110,7 @@ class DrawnItems:
         if not weights.any():
             raise DataError(
                 f"{rows.place_of(row)}: all {size} items of the training split are excluded as "
-                "negatives. Remove a feature from option never, or remove the row."
+                "negatives. Remove a feature from option 'never', or remove the row."
             )
         at = number + _ATTEMPTS * self._negatives
         drawn = unit_floats(keys[row : row + 1], np.array([at]))[0] * weights.sum()
@@ -235,7 +235,7 @@ def _sessions(rows: Rows, column: str) -> pa.Array:
     if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
             f"{rows.place_of(empty)}: column {column!r} is null, but by: in_request needs the "
-            "session. Fill in the session, or set by: uniform."
+            "session. Fill in the value, or set by: uniform."
         )
     return sessions
 
@@ -282,7 +282,8 @@ class Negatives(DatasetWrapper):
         def _suit_the_draw(self) -> Self:
             if self.by == "in_request" and (self.with_item or self.never):
                 raise ValueError(
-                    "by: in_request cannot be combined with with_item or never. Remove both options"
+                    "by: in_request cannot be combined with the options 'with_item' and 'never'. "
+                    "Remove both options"
                 )
             return self
 
@@ -301,13 +302,13 @@ class Negatives(DatasetWrapper):
         sparse, features = set(schema.sparse), {*schema.sparse, *schema.dense}
         if unknown := ({options.item, *options.never} - sparse) | {*options.with_item} - features:
             raise SetupError(
-                f"{self.name}: {self.inner.name} has no feature '{min(unknown)}'. Use one of "
-                f"{', '.join(sorted(features))}."
+                f"{self.name}: dataset {self.inner.name!r} has no feature '{min(unknown)}'. Use "
+                f"one of: {', '.join(map(repr, sorted(features)))}."
             )
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
-                f"{self.name}: by: in_request needs a session column, but {self.inner.name} has "
-                "none. Set a session column in the dataset options."
+                f"{self.name}: by: in_request needs a session column, but dataset "
+                f"{self.inner.name!r} has none. Set a session column in dataset.options."
             )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
@@ -416,8 +417,8 @@ class NegativesReader(Reader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if any(state.get(name) != value for name, value in self._said.items()):
             raise DataError(
-                "the checkpoint was written with other options of ranking.negatives. Restore these "
-                "options, or start a new run."
+                "the checkpoint was written with other options of 'ranking.negatives'. Restore "
+                "these options, or start a new run."
             )
         inner = state["inner"]
         if isinstance(self._expand, RequestRows) and "log" not in inner["data"]:

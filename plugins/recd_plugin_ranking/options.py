@@ -121,9 +121,11 @@ class SasRecOptions(PluginOptions):
     def _fits(self) -> Self:
         if self.embedding_dim % self.heads:
             raise ValueError(
-                f"embedding_dim {self.embedding_dim} is not a multiple of heads {self.heads}. "
-                "Change one of the options"
+                f"option 'embedding_dim' is {self.embedding_dim}, which is not a multiple of "
+                f"option 'heads' ({self.heads}). Change one of these options"
             )
         if self.history == self.item:
-            raise ValueError(f"history and item are both {self.item!r}. Use different features")
+            raise ValueError(
+                f"options 'history' and 'item' are both {self.item!r}. Use different features"
+            )
         return self

@@ -133,6 +133,8 @@ def convert_layout(
     )
     lists = [name for name, chosen in done["layouts"].items() if chosen != layout]
     if lists:
-        click.echo(f"stored as plain lists, because they rarely repeat: {', '.join(lists)}")
+        click.echo(
+            f"stored as plain lists, because they rarely repeat: {', '.join(map(repr, lists))}"
+        )
     if json_path is not None:
         file_utils.write_json(json_path, done)

@@ -76,8 +76,8 @@ class IkjtConverter(Converter):
             names = list(chain(*groups)) if isinstance(groups, list) else []
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(
-                    f"groups has these features more than once: {', '.join(twice)}. Put each "
-                    "feature into one group."
+                    "option 'groups' has these features more than once: "
+                    f"{', '.join(map(repr, twice))}. Put each feature into one group."
                 )
             return groups
 
@@ -177,8 +177,8 @@ def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> 
         if name not in schema.sparse:
             hint = text_utils.did_you_mean(name, schema.sparse) or "."
             raise DataError(
-                f"{option}: {name!r} is not a sparse feature{hint} "
-                f"Use one of: {', '.join(schema.sparse)}."
+                f"{option}: {name!r} is not a sparse feature{hint} Use one of: "
+                f"{', '.join(map(repr, schema.sparse))}."
             )
 
 

@@ -54,7 +54,8 @@ class TableOptions(BaseModel):
     def _papercal_has_one_size(self) -> Self:
         if self.shape == "papercal" and self.scale != 1:
             raise ValueError(
-                "scale applies only to the shapes rm1, rm2 and rm3. Remove scale for papercal."
+                "option 'scale' applies only to the shapes 'rm1', 'rm2' and 'rm3'. Remove this "
+                "option for the shape 'papercal'."
             )
         return self
 
@@ -82,7 +83,7 @@ def write_table(
     if (options.files - 1) * rows_a_file >= options.rows:
         raise DataError(
             f"{folder}: {options.rows} rows in row groups of {options.row_group_rows} are too few "
-            f"for {options.files} files. Lower files or row_group_rows."
+            f"for {options.files} files. Reduce 'files' or 'row_group_rows'."
         )
     with folders.scratch_folder(folder) as scratch:
         new = scratch / folder.name

@@ -75,8 +75,8 @@ class PartialIkjtConverter(Converter):
             named = set() if self.features == "auto" else set(self.features)
             if both := sorted(named & _named(self.groups)):
                 raise ValueError(
-                    f"features and groups both contain {', '.join(both)}. Remove each of these "
-                    "features from one of the options."
+                    f"options 'features' and 'groups' both contain {', '.join(map(repr, both))}. "
+                    "Remove each of these features from one of the options."
                 )
             return self
 

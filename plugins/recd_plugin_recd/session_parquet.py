@@ -111,22 +111,23 @@ class SessionParquet(Dataset):
         for option, column in own.items():
             if column not in table.schema.names:
                 raise DataError(
-                    f"{table.locations[0]}: there is no column {column!r}. Set the option {option} "
-                    f"to one of: {', '.join(table.schema.names)}."
+                    f"{table.locations[0]}: there is no column {column!r}. Set the option "
+                    f"{option!r} to one of: {', '.join(map(repr, table.schema.names))}."
                 )
         free = [field for field in table.schema if field.name not in own.values()]
         sparse = self._choose("sparse", free, _is_ids, _is_feature)
         dense = self._choose("dense", free, _is_number, _is_float)
         if both := set(sparse) & set(dense):
             raise DataError(
-                f"{table.locations[0]}: columns {', '.join(sorted(both))} match both the option "
-                "sparse and the option dense. Remove each column from one of these options."
+                f"{table.locations[0]}: columns {', '.join(map(repr, sorted(both)))} match both "
+                "the option 'sparse' and the option 'dense'. Remove each column from one of these "
+                "options."
             )
         label = table.schema.field(self.options.label)
         if not _is_number(label):
             raise DataError(
                 f"{table.locations[0]}: label column {label.name!r} has the type {label.type}, but "
-                "labels must be numbers. Set the option label to another column."
+                "labels must be numbers. Set the option 'label' to another column."
             )
         return FeatureSchema(sparse, dense, label.name)
 
@@ -136,7 +137,7 @@ class SessionParquet(Dataset):
         return {
             field.name: f"{field.type}: "
             + next(
-                (f"not in the option {option}" for option, can in _CAN.items() if can(field)),
+                (f"not in the option {option!r}" for option, can in _CAN.items() if can(field)),
                 "the type is not supported",
             )
             for field in self._table.schema
@@ -231,7 +232,7 @@ class SessionParquet(Dataset):
     def _test_table(self) -> parquet.ParquetTable:
         if self.options.test_path is None:
             raise DataError(
-                "recd.session_parquet: there is no test split. Set the option test_path."
+                "recd.session_parquet: there is no test split. Set the option 'test_path'."
             )
         return self._open(self.options.test_path)
 
@@ -253,8 +254,9 @@ class SessionParquet(Dataset):
         for pattern in patterns:
             if not any(fnmatchcase(field.name, pattern) for field in fields):
                 raise DataError(
-                    f"{where}: {pattern!r} in the option {option} matches no column. Use names or "
-                    f"patterns of these columns: {', '.join(field.name for field in fields)}."
+                    f"{where}: {pattern!r} in the option {option!r} matches no column. Use names "
+                    "or patterns of these columns: "
+                    f"{', '.join(repr(field.name) for field in fields)}."
                 )
         chosen = [
             field
@@ -265,7 +267,7 @@ class SessionParquet(Dataset):
             if not allowed(field):
                 raise DataError(
                     f"{where}: column {field.name!r} has the type {field.type}, which the option "
-                    f"{option} does not support. Remove the column from {option}."
+                    f"{option!r} does not support. Remove the column from this option."
                 )
         return tuple(field.name for field in chosen)
 
@@ -300,8 +302,8 @@ class SessionParquet(Dataset):
         path = self.options.path
         if isinstance(path, str):
             raise DataError(
-                f"{path}: the option generate cannot write to a URL. Set path to a local folder, "
-                "or remove generate."
+                f"{path}: the option 'generate' cannot write to a URL. Set the option 'path' to a "
+                "local folder, or remove 'generate'."
             )
         if not path.exists():
             with progress_bars.row_progress(f"generating {path.name}", wanted.rows) as advance:
@@ -309,8 +311,9 @@ class SessionParquet(Dataset):
         found = provenance(path)
         if found != provenance_of(wanted):
             raise DataError(
-                f"{path}: the table was generated with {found}, but the option generate is "
-                f"{provenance_of(wanted)}. Remove the table, or set path to another folder."
+                f"{path}: the table was generated with {found}, but the option 'generate' is "
+                f"{provenance_of(wanted)}. Remove the table, or set the option 'path' to another "
+                "folder."
             )
 
 

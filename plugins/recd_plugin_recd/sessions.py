@@ -286,7 +286,7 @@ class ParquetSource(SessionTable):
                 hint = text_utils.did_you_mean(column, names) or "."
                 raise DataError(
                     f"{self.table.files[0]}: there is no column {column!r}{hint} Choose a column "
-                    f"with {option}: {', '.join(names)}."
+                    f"with {option}: {', '.join(map(repr, names))}."
                 )
         self.keys = SessionKeys(session, timestamp)
         self.features = tuple(
@@ -328,7 +328,7 @@ class DatasetSource(SessionTable):
         keys = dataset.session_keys()
         if keys is None:
             raise DataError(
-                f"{path}: dataset {dataset.name} has no session column, so no rows belong to the "
+                f"{path}: dataset {dataset.name!r} has no session column, so no rows belong to the "
                 "same session. Set the column of users or sessions in dataset.options."
             )
         self.features = dataset.schema().sparse
@@ -378,6 +378,6 @@ def check_target(source: Path, target: Path, force: bool) -> None:
         hidden = file.name.startswith(("_", "."))
         if file.is_file() and file.suffix != ".parquet" and not hidden:
             raise DataError(
-                f"--force cannot replace {target}, because {file.name} is not a Parquet file. "
+                f"--force cannot replace {target}, because {file.name!r} is not a Parquet file. "
                 f"Remove {target} yourself, or use another path for DST."
             )

@@ -86,8 +86,8 @@ def evaluate(
     read, chosen = model.registry, model.checkpoint
     if "test" not in read.dataset.splits():
         raise RecdError(
-            f"{trained}: dataset {read.dataset.name} has no test split. Configure a test split in "
-            "dataset.options."
+            f"{trained}: dataset {read.dataset.name!r} has no test split. Configure a test split "
+            "in dataset.options."
         )
     given = cli_options.overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
     read = read.with_training(given)
@@ -177,13 +177,14 @@ def predict(
     """
     if (kind := kind or _FORMATS.get(output.suffix.lower())) is None:
         raise RecdError(
-            f"{output}: the suffix is not one of {', '.join(_FORMATS)}. Use one of these suffixes, "
-            "or set --format."
+            f"{output}: the suffix is not one of {', '.join(map(repr, _FORMATS))}. Use one of "
+            "these suffixes, or set --format."
         )
     for name in keep:
         if name in (ROW, SCORE) or keep.count(name) > 1:
             raise RecdError(
-                f"--keep {name}: the score file already has column {name!r}. Remove this --keep."
+                f"--keep {name}: the score file already has column {name!r}. Remove this --keep "
+                "option."
             )
     model = run_folders.find_trained(
         trained,
@@ -365,7 +366,7 @@ def embeddings(
     read = trained_models.with_trained_columns(read, chosen, rows=False)
     say_absent(read, chosen)
     rows = write_embeddings(read, chosen, table, output)
-    click.echo(f"{output}: {rows:,} rows of table {table} from {chosen}", err=True)
+    click.echo(f"{output}: {rows:,} rows of table {table!r} from {chosen}", err=True)
 
 
 @click.command()

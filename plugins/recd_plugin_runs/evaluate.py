@@ -104,7 +104,8 @@ def evaluate(rank: int, world_size: int, job: EvaluateJob) -> Evaluated:
     lookup_kernels.close_kernels(trained.parts.dmp)
     if quality is None:
         raise RecdError(
-            f"{job.registry}: the test split has no rows. Check its options in dataset.options."
+            f"{job.registry}: the test split has no rows. Check the options of the test split in "
+            "dataset.options."
         )
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics, by)
 

@@ -43,9 +43,9 @@ def check_kept(dataset: Dataset, location: str, columns: Sequence[str]) -> None:
         own_rows = ROW in dataset.keys().values()
     if own_rows:
         raise DataError(
-            f"{location}: --keep cannot be used with dataset option explode, because a row of the "
-            f"table has several scores. Remove --keep, and join by column {ROW!r} of the score "
-            "file."
+            f"{location}: --keep cannot be used with dataset option 'explode', because a row of "
+            "the table has several scores. Remove --keep, and join the table and the score file "
+            f"on column {ROW!r} of the score file, the row number in the table."
         )
 
 
@@ -70,7 +70,8 @@ class KeptColumns:
                 raise
             raise DataError(
                 f"{location}: --keep copies columns of Parquet tables only, and this table is not "
-                f"Parquet. Remove --keep, and join by column {ROW!r} of the score file."
+                f"Parquet. Remove --keep, and join the table and the score file on column {ROW!r} "
+                "of the score file."
             ) from error
         there = table.schema.names
         self._paths = {name: [name] if name in there else name.split(".") for name in columns}
@@ -82,7 +83,7 @@ class KeptColumns:
             if kind is None:
                 raise DataError(
                     f"{location}: the table has no column {name!r} for --keep. Its columns are "
-                    f"{', '.join(there)}."
+                    f"{', '.join(map(repr, there))}."
                 )
         read = dict.fromkeys(column for column, *_ in self._paths.values())
         schema = pa.schema([table.schema.field(column) for column in read])

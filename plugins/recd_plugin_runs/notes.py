@@ -50,7 +50,7 @@ class UnknownIds:
         ranks = rank_agreement.together(lambda: [ids for _, ids in self._counted.values()])
         counts = [len(set[int]().union(*of_ranks)) for of_ranks in zip(*ranks, strict=True)]
         told = [
-            f"{' and '.join(names)} {min(count, MOST_UNKNOWN):,}"
+            f"{' and '.join(map(repr, names))} {min(count, MOST_UNKNOWN):,}"
             + " or more" * (count >= MOST_UNKNOWN)
             for (names, _), count in zip(self._counted.values(), counts, strict=True)
             if count

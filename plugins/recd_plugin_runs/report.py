@@ -320,7 +320,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return text_utils.shortened([_text(each) for each in value])
+        return text_utils.shortened([_text(each) for each in value], str)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

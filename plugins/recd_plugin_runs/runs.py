@@ -123,8 +123,8 @@ def runs_command(
         configured = run_folders.runs_folder(load_registry(trained, plugins_dir=plugins_dir))
         if configured is None:
             raise RecdError(
-                f"{trained}: training.checkpoint.runs is not set, so runs have no folders. Set the "
-                "key, and train with recd run."
+                f"{trained}: training.checkpoint.runs is not set, so runs have no folders. Set "
+                "this key, and train with recd run."
             )
         folder = configured
     found = [listed(path) for path in run_folders.runs_in(folder)]

@@ -53,8 +53,8 @@ def columns_of(dataset: Dataset, name: str) -> list[str]:
         meant = text_utils.did_you_mean(name, columns) or "."
         why = dataset.left_out().get(name, "is neither a feature nor a key column")
         raise DataError(
-            f"--by {name}: column {name!r} {why}{meant} Use one "
-            f"of these columns: {', '.join(columns)}."
+            f"--by {name}: column {name!r} {why}{meant} Use one of these columns: "
+            f"{', '.join(map(repr, columns))}."
         )
     return columns[name]
 

@@ -85,8 +85,8 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanCon
         raise SetupError(
             f"scars.cache: the caches of {text_utils.shortened(list(plan.tables))} need "
             f"{_gib(plan.cached_bytes)}, but the {context.world_size} ranks have only "
-            f"{_gib(memory)} of {context.device_type} memory. Reduce option rows, share or bytes, "
-            "or remove the option."
+            f"{_gib(memory)} of {context.device_type} memory. Reduce option 'rows', 'share' or "
+            "'bytes', or remove the option."
         )
     return plan
 
@@ -115,8 +115,9 @@ def _sizes(options: CacheOptions, tables: Sequence[Table]) -> dict[str, int]:
     for table in tables:
         if options.rows > table.num_embeddings:
             raise SetupError(
-                f"table {table.name!r}: option rows of scars.cache is {options.rows:,}, but the "
-                f"table has only {table.num_embeddings:,} rows. Reduce rows, or use option share."
+                f"table {table.name!r}: option 'rows' of 'scars.cache' is {options.rows:,}, but "
+                f"the table has only {table.num_embeddings:,} rows. Reduce 'rows', or use option "
+                "'share'."
             )
     return {table.name: options.rows for table in tables}
 

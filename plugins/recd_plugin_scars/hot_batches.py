@@ -56,8 +56,8 @@ class HotBatches(DatasetWrapper):
         super().prepare()
         if self.options.sessions and self.inner.session_keys() is None:
             raise SetupError(
-                f"{self.name}: option sessions needs a session column, but dataset "
-                f"{self.inner.name} has none. Remove sessions."
+                f"{self.name}: option 'sessions' needs a session column, but dataset "
+                f"{self.inner.name!r} has none. Remove this option."
             )
 
     def check(self) -> None:
@@ -111,8 +111,8 @@ class HotBatches(DatasetWrapper):
         caches = all_caches(_cache_parts(self.lookups))
         if not caches:
             raise SetupError(
-                f"{self.name}: hot samples need cached tables, but no table has a cache. Add "
-                "scars.cache under cache:."
+                f"{self.name}: hot samples need cached tables, but no table has a cache. Add an "
+                "entry 'scars.cache' to the section cache:."
             )
         dynamic = [
             f"{name} ({cache.policy_name})"
@@ -121,8 +121,9 @@ class HotBatches(DatasetWrapper):
         ]
         if dynamic:
             raise SetupError(
-                f"{self.name}: the cached rows of {', '.join(dynamic)} change during training. "
-                "Set policy: static in scars.cache, or remove the wrapper."
+                f"{self.name}: the cached rows of tables {', '.join(map(repr, dynamic))} change "
+                "during training. Set policy: static in the 'scars.cache' entry, or remove the "
+                "wrapper."
             )
         return {
             table.name: HotTable(

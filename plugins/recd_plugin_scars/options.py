@@ -72,7 +72,7 @@ class CacheOptions(AccessOptions):
         given = [name for name in ("rows", "share", "bytes") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(
-                f"{' and '.join(given)} all set the cache size. Keep one of these options, or "
-                "remove all of them for automatic sizes"
+                f"options {' and '.join(map(repr, given))} all set the cache size. Keep one of "
+                "these options, or remove all of them for automatic sizes"
             )
         return self

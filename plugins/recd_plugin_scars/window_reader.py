@@ -93,15 +93,15 @@ class WindowReader(Reader):
         if state.get("version") != _STATE_VERSION or "taken" not in state:
             raise DataError(
                 "scars.hot_batches: the checkpoint was saved with other dataset wrappers. Restore "
-                "the wrap: entries of the dataset, or start a new run."
+                "the previous wrap: section of the dataset, or start a new run."
             )
         if state["taken"]:
             for name, mine in self._identity().items():
                 if (theirs := state["order"].get(name)) != mine:
                     raise DataError(
-                        f"scars.hot_batches: {name} is {mine!r}, but the checkpoint was saved with "
-                        f"{theirs!r}. Restore options, caches and data, or start a new run."
-                        f"{_WHY.get(name, '')}"
+                        f"scars.hot_batches: {name!r} is {mine!r}, but the checkpoint was saved "
+                        f"with {theirs!r}. Restore the previous options, caches and data, or start "
+                        f"a new run.{_WHY.get(name, '')}"
                     )
         self._inner.load_state_dict(state["inner"])
         self._position = dict(state)

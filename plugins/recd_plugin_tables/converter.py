@@ -88,9 +88,9 @@ class Converter:
         for name, count in Counter(self.schema.names).items():
             if count > 1:
                 named = zip(self.schema.names, sources, strict=False)
-                both = " and ".join(source for other, source in named if other == name)
+                both = " and ".join(repr(source) for other, source in named if other == name)
                 raise DataError(
-                    f"columns {both} would both be imported as {name!r}. Set the option `name` of "
+                    f"columns {both} would both be imported as {name!r}. Set the option 'name' of "
                     "one of these columns to another name."
                 )
 
@@ -215,12 +215,12 @@ class Converter:
         if ids.null_count:
             empty, missing = nulls(ids), use.options.missing
             if missing in (None, "error", "empty") and not self._scoring:
-                roles = " and ".join(use.options.roles)
+                roles = " and ".join(map(repr, use.options.roles))
                 value = "" if "time" in use.options.roles else " or to a replacement value"
                 raise cells.wrong(
                     int(empty.argmax()),
-                    f"A {roles} column cannot have missing values. Set option missing of the "
-                    f"column to drop{value}.",
+                    f"A column with role {roles} cannot have missing values. Set option 'missing' "
+                    f"of the column to 'drop'{value}.",
                 )
             if missing == "drop":
                 self._drop(use, exploded, empty)
@@ -249,8 +249,8 @@ class Exploded:
                 path, row_in_file = rows.origin_of(row)
                 raise DataError(
                     f"{path}: row {row_in_file} (from 0) has {found[row]} elements in column "
-                    f"{name!r} but {lengths[row]} in {columns[0]!r}. List columns in explode must "
-                    "have equal lengths in each row."
+                    f"{name!r} but {lengths[row]} in {columns[0]!r}. Make these lists equally "
+                    "long, or remove one of the columns from the option 'explode'."
                 )
         if lengths is not None:
             self.parents = np.repeat(self.parents, lengths)

@@ -82,16 +82,16 @@ class ImportOptions(PluginOptions):
             by == "session" and not (grouped or self.explode)
         ):
             raise ValueError(
-                f"split: {{by: {by}}} needs a column with role {by}, but option columns has none. "
-                "Set the role for a column, or set by: row"
+                f"split: {{by: {by}}} needs a column with role {by!r}, but option 'columns' has "
+                "none. Set this role for a column, or set by: row"
             )
         for name, history in self.histories.items():
             where = f"histories.{name}"
             items = self.columns.get(history.of)
             if items is None or items.feature != "id":
                 raise ValueError(
-                    f"{where}.of: {history.of!r} is not a column with role id. "
-                    "Use a column with role id"
+                    f"{where}.of: {history.of!r} is not a column with role 'id'. Use a column with "
+                    "role 'id'"
                 )
             if not self.implicit:
                 raise ValueError(
@@ -185,7 +185,9 @@ class ImportNote:
 
 
 def _counts(by_column: Mapping[str, int]) -> str:
-    return text_utils.shortened([f"{count:,} in {name!r}" for name, count in by_column.items()])
+    return text_utils.shortened(
+        [f"{count:,} in {name!r}" for name, count in by_column.items()], str
+    )
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class _Importer:
             raise DataError(
                 f"{where}: the {empty} split is empty; the table has {note.rows:,} rows, of which "
                 f"{sum(note.dropped.values()):,} were dropped for missing values. Change option "
-                "split of the dataset."
+                "'split' of the dataset."
             )
         label = self._plan.label
         given = label and (label.options.positive or label.options.positive_from is not None)
@@ -198,7 +198,7 @@ class _Importer:
             value = 1 if note.positives else 0
             raise DataError(
                 f"{where}: every row gets label {value} from column {label.leaf.name!r}. Change "
-                "positive_from or positive of the column."
+                "option 'positive_from' or 'positive' of the column."
             )
 
 
@@ -230,5 +230,5 @@ def _find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dic
             return widths
     raise DataError(
         f"{source.location}: column {next(iter(waiting.values())).leaf.name!r} has only empty or "
-        "null lists. Set the role of the column to unused."
+        "null lists. Set the role of the column to 'unused'."
     )

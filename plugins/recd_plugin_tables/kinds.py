@@ -121,23 +121,26 @@ class ColumnOptions(PluginOptions):
             yield f"role {alone[0]!r} cannot be combined with other roles. Remove the other roles"
         features = dict.fromkeys(role for role in self.roles if role in FEATURES)
         if len(features) > 1:
-            yield f"a column cannot be {' and '.join(features)} at once. Keep one of these roles"
+            yield (
+                f"roles {' and '.join(map(repr, features))} cannot be combined. Keep one of these "
+                "roles"
+            )
         for option, needed in _ONLY_FOR.items():
             if getattr(self, option) is not None and not roles & set(needed):
                 yield (
-                    f"option {option} needs a column with role {' or '.join(needed)}. Remove the "
-                    "option or change the role"
+                    f"option {option!r} needs a column with role {' or '.join(map(repr, needed))}. "
+                    "Remove the option or change the role"
                 )
         numeric = {"number", "numbers", "label", "time"} & roles
         if numeric and isinstance(self.missing, str) and self.missing not in ("error", "drop"):
             yield (
-                f"missing: {self.missing!r} is not valid for role {' and '.join(sorted(numeric))}. "
-                "Use error, drop or a number"
+                f"missing: {self.missing!r} is not valid for role "
+                f"{' and '.join(map(repr, sorted(numeric)))}. Use 'error', 'drop' or a number"
             )
         elif "time" in roles and isinstance(self.missing, int | float):
             yield (
                 f"missing: {self.missing!r} is a number, which cannot replace a missing time. Use "
-                "drop or error"
+                "'drop' or 'error'"
             )
 
     @model_serializer
@@ -314,12 +317,12 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
     if role == "unused":
         return None
     if holds_nothing(kind):
-        return "the column has only nulls, or the table has no rows. Set the role to unused."
+        return "the column has only nulls, or the table has no rows. Set the role to 'unused'."
     possible = possible_roles(kind)
     if role not in possible:
         return (
             f"this type does not support role {role!r}. Use one of these roles: "
-            f"{', '.join(possible)}."
+            f"{', '.join(map(repr, possible))}."
         )
     if role == "ids" and is_text(kind) and options.separator is None:
         return (
@@ -328,8 +331,8 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         )
     if role == "id" and pt.is_timestamp(kind) and options.by is None:
         return (
-            "a timestamp cannot be an id without option by. Set by: hour, weekday or day, or use "
-            "role 'number'."
+            "a timestamp cannot have role 'id' without option 'by'. Set by: hour, weekday or day, "
+            "or use role 'number'."
         )
     if role == "label" and is_text(kind) and options.positive is None:
         return "a text label must be mapped to 0 and 1. Set positive: [VALUES] (these become 1)."

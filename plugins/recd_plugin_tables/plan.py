@@ -124,14 +124,14 @@ def plan_columns(
                     problems.append((option, f"column {name!r} has type {leaf.type}: {why}"))
         elif name in groups:
             if roles != {"unused"}:
-                fields = ", ".join(each for each in found if each.startswith(f"{name}."))
+                fields = ", ".join(repr(each) for each in found if each.startswith(f"{name}."))
                 problem = f"column {name!r} is a struct. Use its fields as columns: {fields}."
                 problems.append((option, problem))
         elif labelled or options.feature is not None or roles & set(needed):
             close = text_utils.did_you_mean(name, found)
-            misspelt |= {each for each in found if close == f". Did you mean {each}?"}
+            misspelt |= {each for each in found if close == f". Did you mean {each!r}?"}
             if labelled:
-                meant = close or f". Use one of its columns: {', '.join(found)}."
+                meant = close or f". Use one of its columns: {', '.join(map(repr, found))}."
                 problem = f"the table has no column {name!r}{meant}"
             else:
                 problem = (
@@ -144,8 +144,8 @@ def plan_columns(
         problems.append(
             (
                 ("columns",),
-                f"columns has no entry for {', '.join(left)}. Add an entry for each, such as "
-                f"`{left[0]}: unused`, or set others: unused.",
+                f"the option 'columns' has no entry for {', '.join(map(repr, left))}. Add an entry "
+                f"for each column, such as `{left[0]}: unused`, or set others: unused.",
             )
         )
     label = _the(uses, "label")
@@ -153,7 +153,7 @@ def plan_columns(
         problems.append(
             (
                 ("columns",),
-                "no column has the role label. Set the role label for a column, or set implicit: "
+                "no column has the role 'label'. Set this role for a column, or set implicit: "
                 "true if every row is a positive.",
             )
         )
@@ -162,7 +162,7 @@ def plan_columns(
             (
                 ("implicit",),
                 f"implicit: true makes every row a positive, but column {label.leaf.name!r} is the "
-                "label. Remove implicit, or set the role of the column to unused.",
+                "label. Remove the option 'implicit', or set the role of the column to 'unused'.",
             )
         )
     problems += [(("columns",), each) for each in _clashes(uses)]
@@ -201,8 +201,8 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
         twice = [use.leaf.name for use in uses if role in use.options.roles]
         if len(twice) > 1:
             yield (
-                f"columns {' and '.join(twice)} both have the role {role}. Keep the role for only "
-                "one of the columns."
+                f"columns {' and '.join(map(repr, twice))} have the same role {role!r}. Keep the "
+                "role for only one of the columns."
             )
     seen = dict.fromkeys(OF_IMPORT, "(internal column)")
     for use in uses:
@@ -210,8 +210,8 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
         for name in [*made, *([use.key] if use.key else [])]:
             if seen.setdefault(name, use.leaf.name) != use.leaf.name:
                 yield (
-                    f"columns {seen[name]} and {use.leaf.name} would both be imported as {name!r}. "
-                    "Set the option `name` of one of these columns to another name."
+                    f"columns {seen[name]!r} and {use.leaf.name!r} would both be imported as "
+                    f"{name!r}. Set the option 'name' of one of these columns to another name."
                 )
 
 
@@ -220,9 +220,9 @@ def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]
     for name in explode:
         if name not in schema.names:
             meant = text_utils.did_you_mean(name, schema.names)
-            yield f"option explode contains {name!r}, but the table has no such column{meant}"
+            yield f"option 'explode' contains {name!r}, but the table has no such column{meant}"
         elif not is_list(plain(schema.field(name).type)):
             yield (
-                f"column {name!r} in explode is {schema.field(name).type}, not a list. Remove the "
-                "column from explode."
+                f"column {name!r} in option 'explode' is {schema.field(name).type}, not a list. "
+                "Remove the column from this option."
             )

@@ -89,12 +89,12 @@ class Vocabulary(FittedPreprocessing):
         def _fit_together(self) -> Self:
             if self.hash_rows is not None and self.others != "hash":
                 raise ValueError(
-                    "hash_rows needs others: hash. Remove hash_rows or set others: hash"
+                    "option 'hash_rows' needs others: hash. Remove 'hash_rows', or set others: hash"
                 )
             if self.num_others >= self.rows:
                 raise ValueError(
-                    f"rows is {self.rows}, but unknown ids take {self.num_others} rows, so no "
-                    "rows remain for known ids. Increase rows"
+                    f"option 'rows' is {self.rows}, but unknown ids take {self.num_others} rows, "
+                    "so no rows remain for known ids. Increase 'rows'"
                 )
             return self
 

@@ -211,7 +211,8 @@ class SplitOptions(PluginOptions):
     def _fit_together(self) -> Self:
         if self.test_from is not None and (self.by != "time" or "test" in self.model_fields_set):
             raise ValueError(
-                "test_from works only with by: time and without test. Remove test_from or test"
+                "option 'test_from' works only with by: time and without option 'test'. Remove "
+                "one of these options"
             )
         return self
 
@@ -267,5 +268,5 @@ class Splitter:
 def _time(given: str | float, unit: Unit | None) -> int:
     text = isinstance(given, str)
     values = pa.array([given], pa.string() if text else None)
-    cells = Cells(values, lambda _: "option split.test_from")
+    cells = Cells(values, lambda _: "option 'split.test_from'")
     return int(microseconds(cells, None if text else unit)[0].as_py())

@@ -76,7 +76,8 @@ class Table(Dataset):
         def _one_test_split(self) -> Self:
             if self.split is not None and self.test_path is not None:
                 raise ValueError(
-                    "split and test_path both define the test split. Remove one of the options"
+                    "options 'split' and 'test_path' both define the test split. Remove one of "
+                    "these options"
                 )
             return self
 
@@ -140,7 +141,7 @@ class Table(Dataset):
 
     def left_out(self) -> dict[str, str]:
         columns = self.options.columns.items()
-        return {name: "has the role unused" for name, use in columns if use.roles == ("unused",)}
+        return {name: "has the role 'unused'" for name, use in columns if use.roles == ("unused",)}
 
     def splits(self) -> tuple[Split, ...]:
         has_test = self.options.split is not None or self.options.test_path is not None
@@ -354,7 +355,9 @@ class Table(Dataset):
 
     def _table_of(self, split: Split) -> parquet.ParquetTable:
         if split not in self.splits():
-            raise DataError("tables.table has no test split. Set option split or test_path.")
+            raise DataError(
+                "dataset 'tables.table' has no test split. Set option 'split' or 'test_path'."
+            )
         return self._tables[split]
 
     def _imported(self, split: Split) -> Imported:

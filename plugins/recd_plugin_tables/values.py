@@ -194,7 +194,7 @@ _LARGE = (
 # A text in one pair of brackets.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
 _WHOLE = "Ids must be 64-bit integers or text. Store the column as text, or set as: number."
-_NULL = "The id is missing. Fill in a value, or set option missing to empty, drop or an id."
+_NULL = "The id is missing. Fill in a value, or set option 'missing' to 'empty', 'drop' or an id."
 
 
 def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
@@ -399,7 +399,7 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
         if wrong.any():
             raise cells.wrong(
                 int(wrong.argmax()),
-                f"The value is not a date in the form {unit}. Correct the value or option unit.",
+                f"The value is not a date in the form {unit}. Correct the value or option 'unit'.",
             )
         return times
     per_second = _PER_SECOND[unit or "s"]
@@ -440,7 +440,8 @@ def _check(cells: Cells, found: NDArray[np.float64], unit: Unit | None) -> None:
     if wrong.any():
         raise cells.wrong(
             int(wrong.argmax()),
-            f"The time is too large for unit {unit or 's'}. Set option unit to ms, us or ns.",
+            f"The time is too large for unit {unit or 's'}. Set option 'unit' to 'ms', 'us' or "
+            "'ns'.",
         )
 
 

@@ -86,8 +86,8 @@ class RowWiseAdagrad(FusedOptimizer):
         def _decays(self) -> Self:
             if self.weight_decay_mode == "decouple" and not self.weight_decay:
                 raise ValueError(
-                    "weight_decay_mode: decouple has no effect, because weight_decay is 0. "
-                    "Set weight_decay, or remove weight_decay_mode."
+                    "weight_decay_mode: decouple has no effect, because option 'weight_decay' is "
+                    "0. Set 'weight_decay', or remove 'weight_decay_mode'."
                 )
             return self
 

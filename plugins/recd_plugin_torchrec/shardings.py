@@ -121,7 +121,7 @@ class ColumnWise(CoalescingSharding):
                 raise SetupError(
                     f"{self.name}: table {table.name!r} has embedding_dim {table.embedding_dim}, "
                     f"which is not a multiple of {4 * shards} (4 * shards). Change the model's "
-                    "embedding_dim or the option shards."
+                    "embedding_dim or the option 'shards'."
                 )
         found = super().constraints(tables)
         for table in tables:
@@ -155,8 +155,8 @@ class Planner(CoalescingSharding):
         def _not_both(self) -> Self:
             if self.coalesce and self.replicate:
                 raise ValueError(
-                    "coalesce and replicate cannot both be true, because no ids are sent for "
-                    "replicated tables. Set one of them to false."
+                    "options 'coalesce' and 'replicate' cannot both be true, because no ids are "
+                    "sent for replicated tables. Set one of them to false."
                 )
             return self
 
@@ -223,9 +223,9 @@ class Uvm(Cache):
         """Raise SetupError if the device is not CUDA."""
         if device.type != "cuda":
             raise SetupError(
-                f"{self.name} needs CUDA, but this run uses the device {device.type!r}. Set "
-                "enabled: false on its cache: entry, or train on a machine with a GPU "
-                '(pip install "recd-plugins[cuda]").'
+                f"{self.name!r} needs CUDA, but this run uses the device {device.type!r}. Set "
+                "enabled: false on its cache: entry, or train on a machine with a GPU (pip "
+                'install "recd-plugins[cuda]").'
             )
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:

@@ -61,8 +61,8 @@ def convert(
     for day in days:
         if not day.format.startswith("TSV"):
             raise DataError(
-                f"{day.path}: the format is {day.format}, but this command converts only TSV. "
-                "Use the file directly as path of dataset dlrm.criteo."
+                f"{day.path}: the format is {day.format}, but this command converts only TSV. Use "
+                "the files directly: set option 'path' of dataset 'dlrm.criteo' to this path."
             )
     _check_target(options.source, options.target, force)
     identity = _identity(options, days)

@@ -200,16 +200,16 @@ class Buckets:
         for pattern in by_pattern:
             if not any(fnmatchcase(name, pattern) for name in SPARSE):
                 raise DataError(
-                    f"option buckets: {pattern!r} matches no feature. Use {SPARSE[0]} to "
-                    f"{SPARSE[-1]}, or a pattern."
+                    f"option 'buckets': {pattern!r} matches no feature. Use {SPARSE[0]!r} to "
+                    f"{SPARSE[-1]!r}, or a pattern."
                 )
         self.sizes = []
         for name in SPARSE:
             matches = [each for each in by_pattern if fnmatchcase(name, each)]
             if not matches:
                 raise DataError(
-                    f"option buckets: feature {name!r} is missing. Add the feature, or pattern '*' "
-                    "for all other features."
+                    f"option 'buckets': feature {name!r} is missing. Add the feature, or the "
+                    "pattern '*' for all other features."
                 )
             self.sizes.append(by_pattern[matches[0]])
 
@@ -229,7 +229,9 @@ def encode(
     labels = rows.labels.astype(np.int8)
     if (wrong := (labels != rows.labels) | (labels >> 1 != 0)).any():
         file = path.replace("_sparse.npy", "_labels.npy")
-        raise DataError(f"{file}: a label is {rows.labels[wrong][0]}. Write all labels as 0 or 1.")
+        raise DataError(
+            f"{file}: label {rows.labels[wrong][0]} is neither 0 nor 1. Write all labels as 0 or 1."
+        )
     columns: Sequence[NDArray[Any]] = [
         *(coder(feature, ids) for feature, ids in enumerate(rows.sparse)),
         *(_floats(values, dense) for values in rows.dense),
@@ -338,7 +340,8 @@ class Criteo(Dataset):
         options = self.options
         if split not in self.splits():
             raise DataError(
-                "dlrm.criteo has no test split with evaluate: nothing. Change option evaluate."
+                "dataset 'dlrm.criteo' has no test split, because option 'evaluate' is 'nothing'. "
+                "Change this option."
             )
         units = tuple(
             readers.Unit(number, group, segment.first_row, segment.num_rows)

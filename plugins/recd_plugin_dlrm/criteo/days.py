@@ -75,17 +75,20 @@ def find_days(path: Path) -> list[DayFiles]:
     numbers = [day.number for day in found]
     first = numbers[0]
     if len(found) > 1 and (first is None or numbers != [*range(first, first + len(found))]):
-        names = ", ".join(day.name if day.format == "npy" else day.path.name for day in found)
+        names = ", ".join(repr(day.name if day.format == "npy" else day.path.name) for day in found)
         raise DataError(
             f"{path}: the folder must have one file per day for consecutive days, but has {names}. "
-            "Add or remove files, or set path to a single file."
+            "Add or remove files, or set option 'path' to a single file."
         )
     return found
 
 
 def _one_file(path: Path) -> DayFiles:
     if path.suffix == ".npy":
-        raise DataError(f"{path}: this is one of three npy files of a day. Set path to its folder.")
+        raise DataError(
+            f"{path}: this is one of three npy files of a day. Set option 'path' to the folder of "
+            "the file."
+        )
     kind: Format = "Parquet" if path.suffix == ".parquet" else _TSV.get(path.suffix, "TSV")
     stem = path.name.partition(".")[0]
     # Converted files keep their name, and only these names are searched in a folder.
@@ -232,7 +235,8 @@ class ParquetDay(Day):
         there = self._table.schema
         if missing := [column for column in COLUMNS if column not in there.names]:
             raise DataError(
-                f"{path}: column {missing[0]!r} is missing. Write the columns {', '.join(COLUMNS)}."
+                f"{path}: column {missing[0]!r} is missing. Write the columns "
+                f"{', '.join(map(repr, COLUMNS))}."
             )
         # Dense features may be floats that are already transformed.
         floats = [column for column in DENSE if there.field(column).type == pa.float32()]

@@ -404,7 +404,7 @@ class TraceGenerator:
         if len(profile.distances) == 1 and self.accesses + accesses > len(profile.ids):
             raise DataError(
                 f"table {profile.table!r}: the original trace repeats no id, so a synthetic trace "
-                f"can have at most {len(profile.ids):,} accesses. Generate fewer accesses."
+                f"can have at most {len(profile.ids):,} accesses. Reduce the number of accesses."
             )
         codes = np.empty(accesses, np.int32)
         done = 0

@@ -88,7 +88,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
             near = text_utils.did_you_mean(pattern, list(tables))
-            near = near or f". Use one of: {', '.join(tables)}."
+            near = near or f". Use one of: {', '.join(map(repr, tables))}."
             raise DataError(f"--tables {pattern!r} matches no table{near}")
     return [
         table for table in tables if not patterns or any(fnmatchcase(table, p) for p in patterns)

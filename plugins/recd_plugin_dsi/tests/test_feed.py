@@ -60,10 +60,10 @@ def test_readers_that_wait_are_taken_away_one_by_one():
     [
         (
             {"min_readers": 3, "max_readers": 2},
-            r"min_readers \(3\) is larger than max_readers \(2\)",
+            r"'min_readers' \(3\) is larger than 'max_readers' \(2\)",
         ),
-        ({"readers": 2, "max_readers": 4}, "readers cannot be combined with min_readers"),
-        ({"cpus": 4, "address": "auto"}, "cpus and address are both set"),
+        ({"readers": 2, "max_readers": 4}, "'readers' cannot be combined with 'min_readers'"),
+        ({"cpus": 4, "address": "auto"}, "'cpus' and 'address' are both set"),
         ({"memory": "lots"}, "'lots' is not a positive number of bytes"),
     ],
 )

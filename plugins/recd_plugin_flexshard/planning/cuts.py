@@ -373,7 +373,7 @@ class CutModel:
             raise SetupError(
                 f"the tables need at least {needed:,.0f} bytes on each rank, but the budget is "
                 f"{self.budget:,.0f} bytes (row-wise sharding needs {self.plain_memory:,.0f}). "
-                f"Raise the option budget, {coalesced}use more ranks or a smaller batch size."
+                f"Raise the option 'budget', {coalesced}use more ranks or a smaller batch size."
             )
         return self._fitting(least, self.fits)
 

@@ -188,8 +188,9 @@ def _tiered(
                 f"retier_every: {n or 'null'}" for n in (collection.retier_every, every)
             )
             raise SetupError(
-                f"tables {', '.join([*collection.tiers, *chosen])} are in one EmbeddingCollection "
-                f"({path}), but their sharding: entries have {given}. Use the same retier_every."
+                f"tables {', '.join(map(repr, [*collection.tiers, *chosen]))} are in one "
+                f"EmbeddingCollection ({path!r}), but their sharding: entries have different "
+                f"values: {given}. Set retier_every to the same value in these entries."
             )
         chosen = {**collection.tiers, **chosen}
         # A sum of touched rows sends at most one bit per row and rank more than a sum of all rows.

@@ -48,7 +48,7 @@ class UpdateRule:
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
         self._kernel = kernel
-        self._tables = ", ".join(tables)
+        self._tables = ", ".join(map(repr, tables))
         if kernel.optimizer not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
             self._refuse(f"the optimizer {kernel.optimizer.value}")
         output = SparseType.from_int(kernel.output_dtype)
@@ -65,7 +65,7 @@ class UpdateRule:
     def _check_options(self) -> None:
         for option in _REFUSED_OPTIONS:
             if value := getattr(self._kernel.optimizer_args, option):
-                self._refuse(f"the optimizer option {option}={value}")
+                self._refuse(f"the optimizer option '{option}={value}'")
 
     @property
     def has_state(self) -> bool:

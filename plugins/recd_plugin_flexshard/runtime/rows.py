@@ -227,9 +227,9 @@ class CopiedRows:
         """
         if self._folded != self._num_updates:
             raise ExactnessError(
-                f"state dict: created before the last backward pass, so updates of the tables "
-                f"{', '.join(self.index.tiers)} are missing. Call state_dict() on all ranks again "
-                "before you read or write tensors of a state dict."
+                "state dict: created before the last backward pass, so updates of the tables "
+                f"{', '.join(map(repr, self.index.tiers))} are missing. Call state_dict() on all "
+                "ranks again before you read or write tensors of a state dict."
             )
         self._was_asked = True
 

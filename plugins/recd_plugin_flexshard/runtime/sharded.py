@@ -90,8 +90,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         set_group(self._model_parallel_name_to_sharded_tensor, self._optim, env.process_group)
         if self._use_index_dedup:
             raise ExactnessError(
-                f"tables {', '.join(self._tiered)}: flexshard does not support use_index_dedup. "
-                "Set use_index_dedup=False, or do not use flexshard."
+                f"tables {', '.join(map(repr, self._tiered))}: flexshard does not support "
+                "use_index_dedup. Set use_index_dedup=False, or do not use flexshard."
             )
         self.groups: TierGroups = groups
         rules = update_rules(self._lookups, module.tiers)
@@ -137,7 +137,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         if self._has_tiers:
             raise SetupError(
                 "ModelDeltaTracker cannot track changes of flexshard tables: "
-                f"{', '.join(self._tiered)}. Add these tables to fqns_to_skip."
+                f"{', '.join(map(repr, self._tiered))}. Add these tables to fqns_to_skip."
             )
 
     def create_context(self) -> TieredContext:

@@ -136,13 +136,13 @@ def test_a_plan_for_another_cluster(context: PlanContext) -> None:
     with pytest.raises(SetupError, match=r"or set plan_for\.nodes"):
         planned(ThreeTier, here, plan_for={**other, "nodes": 1})
     for topology in ("nowhere", "no.yaml"):
-        with pytest.raises(SetupError, match=f"^option plan_for: .*{topology}"):
+        with pytest.raises(SetupError, match=f"^option 'plan_for': .*{topology}"):
             planned(ThreeTier, here, plan_for={"topology": topology})
 
 
 def test_a_flex_tier_needs_nodes(context: PlanContext) -> None:
     one = replace(context, world_size=8)
-    with pytest.raises(SetupError, match=r"Use flexshard\.two_tier or flexshard\.joint"):
+    with pytest.raises(SetupError, match=r"Use 'flexshard\.two_tier' or 'flexshard\.joint'"):
         planned(ThreeTier, one)
     assert hot_and_flex(planned(Joint, one, minimise="bytes"))[1] == 0
 

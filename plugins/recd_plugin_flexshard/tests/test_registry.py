@@ -115,7 +115,7 @@ Options = Callable[[Path], dict[str, Any]]
     [
         ("joint", lambda p: {"profile": str(p)}, "no such file. Create it"),
         ("joint", lambda p: {"budget": "0.01x"}, "budget ('0.01x') is too small"),
-        ("three_tier", lambda p: {}, "Use flexshard.two_tier or flexshard.joint"),
+        ("three_tier", lambda p: {}, "Use 'flexshard.two_tier' or 'flexshard.joint'"),
     ],
 )
 def test_what_is_refused_names_the_line(
@@ -136,7 +136,7 @@ def test_pooled_tables_and_unknown_options_are_refused(make_registry: MakeRegist
     pooled = {"use": "flexshard.two_tier", "tables": ["t_*"]}
     with pytest.raises(RegistryError, match=r"registry\.yaml:\d+ sharding\[0\]: .*item_0"):
         prepared(make_registry("", sharding=[pooled]))
-    with pytest.raises(RegistryError, match=r"options\.minimize: .*Did you mean minimise\?"):
+    with pytest.raises(RegistryError, match=r"options\.minimize: .*Did you mean 'minimise'\?"):
         load_registry(make_registry("flexshard.joint", {"minimize": "bytes"}))
     with pytest.raises(RegistryError, match=r"options\.budget: 'lots' is not a valid budget"):
         load_registry(make_registry("flexshard.joint", {"budget": "lots"}))

@@ -123,10 +123,10 @@ def test_a_history_sees_nothing_behind_a_place():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"item": ["itm"]}, "no sparse feature 'itm'. Use one of user, item"),
+        ({"item": ["itm"]}, "no sparse feature 'itm'. Use one of: 'user', 'item"),
         (
             {"item": ["item"], "tables": {"t_itme": 9}},
-            "'t_itme' matches no table. Use one of t_user",
+            "'t_itme' matches no table. Use one of: 't_user'",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_request_is_compared_with_what_it_showed(tmp_path):
         ({}, 8, "batch of 8 rows is not a multiple of 5.*such as 5"),
         ({"item": "history"}, 15, r"row 0 \(from 0\): item feature 'history' has 2 ids"),
         ({}, 15, r"log.parquet: row 1 \(from 0\): the label is 0.*in_request"),
-        ({"with_item": ["colours"]}, 15, r"no feature 'colours'. Use one of colour, history"),
+        ({"with_item": ["colours"]}, 15, r"no feature 'colours'. Use one of: 'colour', 'history"),
     ],
 )
 def test_refuses(tmp_path, options, size, message):
@@ -203,7 +203,7 @@ def test_in_request_remembers_whose_rows_it_read(tmp_path):
     assert before != state["inner"]["data"]
     earlier = {**state, "inner": {**state["inner"], "data": before}}  # of an earlier version
     reader("log.parquet", 1).load_state_dict(earlier)
-    with pytest.raises(DataError, match=r"other data than positive rows.*: log was"):
+    with pytest.raises(DataError, match=r"other data than positive rows.*: 'log' was"):
         reader("log.parquet", 2).load_state_dict(state)
 
 

@@ -150,7 +150,7 @@ def study(
         DataError: the table has no rows or no feature to measure.
     """
     if not source.features:
-        columns = ", ".join(f"{field.name} ({field.type})" for field in source.schema)
+        columns = ", ".join(f"{field.name!r} ({field.type})" for field in source.schema)
         raise DataError(
             f"{source.path}: no column contains lists of integers up to int64, so there is nothing "
             f"to analyze. Use a table with such a column; the columns are {columns}."

@@ -143,8 +143,8 @@ def _check_columns(source: SessionTable) -> None:
     kind = source.schema.field(keys.timestamp).type
     if not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_timestamp(kind)):
         raise DataError(
-            f"{path}: time column {keys.timestamp!r} has the type {kind}. Choose a column of "
-            "timestamps or numbers with --timestamp."
+            f"{path}: time column {keys.timestamp!r} has the type {kind}. Set --timestamp to a "
+            "column of timestamps or numbers."
         )
 
 

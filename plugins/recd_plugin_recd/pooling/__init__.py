@@ -52,8 +52,8 @@ class AttentionPooling(_SelfAttentionPooling):
 def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
     if embedding_dim % heads:
         raise RecdError(
-            f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim}). "
-            "Change heads or embedding_dim."
+            f"{plugin}: option 'heads' is {heads}, which does not divide the model's embedding_dim "
+            f"({embedding_dim}). Change one of the two values."
         )
 
 

@@ -71,7 +71,10 @@ class Bucketize(ModulePreprocessing):
         @classmethod
         def _ascending(cls, borders: tuple[float, ...]) -> tuple[float, ...]:
             if list(borders) != sorted(borders):
-                raise ValueError(f"borders {list(borders)} are not ascending. Sort the borders.")
+                raise ValueError(
+                    f"option 'borders' is {list(borders)}, which is not ascending. Sort the "
+                    "borders."
+                )
             return borders
 
     options: Options
@@ -95,8 +98,8 @@ class Clamp(ModulePreprocessing):
         def _in_order(self) -> Self:
             if self.lower is not None and self.upper is not None and self.lower > self.upper:
                 raise ValueError(
-                    f"the option lower ({self.lower}) is larger than upper ({self.upper}). Change "
-                    "one of the two options."
+                    f"option 'lower' ({self.lower}) is larger than option 'upper' ({self.upper}). "
+                    "Change one of the two options."
                 )
             return self
 
@@ -156,7 +159,9 @@ class MapId(ModulePreprocessing):
         @classmethod
         def _each_once(cls, mapping: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
             if len(dict(mapping)) < len(mapping):
-                raise ValueError("mapping contains an id more than once. Map each id once.")
+                raise ValueError(
+                    "option 'mapping' contains an id more than once. Map each id once."
+                )
             return mapping
 
     options: Options

@@ -109,13 +109,13 @@ def test_forms_of_features(cls: Any, options: dict[str, Any], forms: Any) -> Non
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
-        (IkjtConverter, {"groups": [["a", "b"], ["b"]]}, "more than once: b"),
+        (IkjtConverter, {"groups": [["a", "b"], ["b"]]}, "more than once: 'b"),
         (
             PartialIkjtConverter,
             {"features": ["a"], "groups": [["a"]]},
-            "features and groups both contain a",
+            "'features' and 'groups' both contain 'a'",
         ),
-        (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "more than once: a"),
+        (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "more than once: 'a"),
     ],
 )
 def test_wrong_options_are_refused(cls: Any, options: dict[str, Any], message: str) -> None:

@@ -111,13 +111,15 @@ def test_tables_that_cannot_be_used_are_told() -> None:
         said = refusal(*command)
         assert "ids.csv: no column identifies users or sessions. Set one with --session" in said
     assert recd("init", "ids.csv", "ids.yaml").exit_code == 0
-    assert "ids.yaml: dataset tables.table has no session column" in refusal("analyze", "ids.yaml")
+    assert "ids.yaml: dataset 'tables.table' has no session column" in refusal(
+        "analyze", "ids.yaml"
+    )
     pa.csv.write_csv(pa.table(COLUMNS).drop_columns("click"), "log.csv")
     said = refusal("analyze", "log.csv")
     assert "label column cannot be guessed" in said
     assert "Run recd init log.csv my.yaml with this option, and use my.yaml instead of log" in said
     Path("t.dat").write_text("1\t2\n3\t4\n")
-    assert "--format) to one of parquet, csv" in refusal("analyze", "t.dat")
+    assert "--format) to one of: 'parquet', 'csv'" in refusal("analyze", "t.dat")
     assert "no column 'nope'" in refusal("cluster", "ids.csv", "out", "--session", "nope")
     assert "s3://b/t.csv: this command reads URLs only" in refusal("analyze", "s3://b/t.csv")
     assert not Path("out").exists()

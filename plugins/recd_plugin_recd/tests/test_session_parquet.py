@@ -79,9 +79,9 @@ def test_reads_every_column_in_the_order_of_the_files(folder):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"batch_size": 10}, "batch_size was 20 and is now 10"),
+        ({"batch_size": 10}, "batch_size' was 20 and is now 10"),
         ({"shuffle": True}, "shuffle"),
-        ({"more": True}, "rows was 250 and is now 251"),
+        ({"more": True}, "rows' was 250 and is now 251"),
         ({"other": True}, "files"),
     ],
 )
@@ -132,11 +132,14 @@ def test_generates_a_missing_table_once(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"session": "sid"}, "no column 'sid'. Set the option session to one of: session_id, ts"),
-        ({"sparse": ["sean*"]}, r"'sean\*' in the option sparse matches no column"),
-        ({"sparse": ["price"]}, "column 'price' has the type float, which the option sparse"),
+        (
+            {"session": "sid"},
+            "no column 'sid'. Set the option 'session' to one of: 'session_id', 'ts",
+        ),
+        ({"sparse": ["sean*"]}, r"'sean\*' in the option 'sparse' matches no column"),
+        ({"sparse": ["price"]}, "column 'price' has the type float, which the option 'sparse'"),
         ({"dense": ["seen"]}, "column 'seen' has the type list"),
-        ({"dense": ["price", "country"], "sparse": ["country"]}, "country match both"),
+        ({"dense": ["price", "country"], "sparse": ["country"]}, "country' match both"),
         ({"label": "seen"}, "label column 'seen' has the type list"),
     ],
 )
@@ -153,7 +156,7 @@ class TestContract(DatasetContract):
 
 @pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
 def test_commands_name_the_option_of_a_missing_column(folder, option, column):
-    message = rf"part\.parquet: there is no column '{column}'.*--{option}: session_id, ts"
+    message = rf"part\.parquet: there is no column '{column}'.*--{option}: 'session_id', 'ts"
     with pytest.raises(DataError, match=message):
         open_source(folder, **{option: column})
 

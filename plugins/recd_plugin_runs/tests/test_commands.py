@@ -70,7 +70,7 @@ def test_values_of_the_file_are_set_in_one_way(
         pytest.skip(f"no plugin has {words[0]}")
     said = refusal([*words, "training.checkpoint.path=elsewhere"])
     assert "elsewhere: there is no checkpoint in this folder" in said
-    assert "Did you mean batch_size" in refusal([*words, "training.batch_siz=3"])
+    assert "Did you mean 'batch_size" in refusal([*words, "training.batch_siz=3"])
 
 
 def test_what_cannot_be_written_or_read_is_told_first(
@@ -93,7 +93,7 @@ def test_what_cannot_be_written_or_read_is_told_first(
     assert "the table has no column 'user.c' for --keep. Its columns" in refusal([*PREDICT, *keep])
     explode = "{path: train, columns: {a: ids, b: label}, explode: [a]}"
     said = refusal([*PREDICT, "--keep", "b"], dataset=f"{{use: tables.table, options: {explode}}}")
-    assert "--keep cannot be used with dataset option explode" in said
+    assert "--keep cannot be used with dataset option 'explode'" in said
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])

@@ -163,7 +163,7 @@ def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
     assert rows["id"].to_pylist() == list(range(100))
     expected = table_weights(checkpoint, "t_item")
     assert np.array_equal(np.array(rows["vector"].to_pylist(), np.float32), expected.numpy())
-    with pytest.raises(RecdError, match=r"no table 't_itm'\. Did you mean t_item"):
+    with pytest.raises(RecdError, match=r"no table 't_itm'\. Did you mean 't_item"):
         write_embeddings(registry, checkpoint, "t_itm", output)
 
 

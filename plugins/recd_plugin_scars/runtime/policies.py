@@ -242,7 +242,7 @@ class TableCache:
         if isinstance(self.policy, str) and self.policy not in get_args(CachePolicy):
             raise SetupError(
                 f"TableCache: no policy named {self.policy!r}. Use "
-                f"{', '.join(get_args(CachePolicy))} or a subclass of RowPolicy."
+                f"{', '.join(map(repr, get_args(CachePolicy)))} or a subclass of RowPolicy."
             )
         if not 0 <= self.load_factor <= 1:
             raise SetupError(
@@ -252,7 +252,7 @@ class TableCache:
         if self.hot_rows is None and self.policy_class.only_hot and self.load_factor:
             raise SetupError(
                 f"TableCache: policy {self.policy_name!r} needs hot_rows. Pass the row numbers of "
-                "the table, most read first, or use policy lfu or lru."
+                "the table, most read first, or use policy 'lfu' or 'lru'."
             )
 
     @property

@@ -65,7 +65,7 @@ _OF_BOUNDS = ("D_offsets", "bounds_check_warning", "rows_per_table")
 
 
 def table_names(config: GroupedEmbeddingConfig) -> str:
-    return ", ".join(dict.fromkeys(table.name for table in config.embedding_tables))
+    return ", ".join(dict.fromkeys(repr(table.name) for table in config.embedding_tables))
 
 
 def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> dict[str, Any]:
@@ -79,14 +79,20 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
     unknown = params.keys() - {*_ARGUMENTS, *_OTHERS}
     why = None
     if unknown:
-        why = f"fused_params {', '.join(sorted(unknown))}. Use only {', '.join(_ARGUMENTS)}."
+        why = (
+            f"the fused_params {', '.join(map(repr, sorted(unknown)))}. Use only "
+            f"{', '.join(map(repr, _ARGUMENTS))}."
+        )
     elif config.data_type != DataType.FP32:
         why = f"{config.data_type.name} rows. Use FP32 rows."
     elif optimizer not in _OPTIMIZERS:
         known = " or ".join(each.name for each in _OPTIMIZERS)
         why = f"the optimizer {optimizer.name}. Use {known}."
     elif params.get("weight_decay_mode", WeightDecayMode.NONE) not in _WEIGHT_DECAYS:
-        why = f"weight_decay_mode {params['weight_decay_mode'].name}, which changes unread rows. "
+        why = (
+            f"weight_decay_mode {params['weight_decay_mode'].name}, which changes rows that a "
+            "batch does not look up. "
+        )
         why += "Use another mode."
     elif params.get("weight_decay") and device.type == "cpu":
         why = "weight_decay on CPU, because FBGEMM's pooling kernels ignore it. Train on a GPU."
@@ -122,19 +128,20 @@ def open_store(
     for table in tables:
         if table.local_cols != first.local_cols:
             raise SetupError(
-                f"cached tables {first.name} and {table.name} share a kernel but have different "
-                f"widths ({first.local_cols} and {table.local_cols}). Set "
+                f"cached tables {first.name!r} and {table.name!r} share a kernel, but have "
+                f"different widths ({first.local_cols} and {table.local_cols}). Set "
                 "CacheParams(prefetch_pipeline=True) in their sharding constraints."
             )
         if caches[table.name].folder != caches[first.name].folder:
             raise SetupError(
-                f"cached tables {first.name} and {table.name} share a kernel but have different "
-                "storage. Set the same option storage of scars.cache for both tables."
+                f"cached tables {first.name!r} and {table.name!r} share a kernel, but have "
+                "different storage. Set option 'storage' of 'scars.cache' to the same value for "
+                "both tables."
             )
     rank = dist.get_rank(pg) if dist.is_initialized() else 0
     return open_backing_store(
         caches[first.name].folder,
-        name=f"{table_names(config)} of rank {rank}",
+        name=f"tables {table_names(config)} of rank {rank}",
         num_rows=sum(table.local_rows for table in tables),
         dim=first.local_cols,
         with_state=(config.fused_params or {}).get("optimizer")

@@ -118,7 +118,7 @@ def _find_format(
     if wanted is not None and (not of_another or unnamed or alike):
         return wanted, by_format.get(wanted, files)
     if len(by_format) != 1:
-        seen = [f"{name} ({of[0]})" for name, of in by_format.items()]
+        seen = [f"{name!r} ({of[0]})" for name, of in by_format.items()]
         what = (
             f"the files have different formats: {', '.join(seen)}"
             if seen
@@ -129,7 +129,7 @@ def _find_format(
             if of_another
             else "Set source.format (recd init: --format) to one of"
         )
-        raise DataError(f"{root}: {what}. {how} {', '.join(_FILES)}.")
+        raise DataError(f"{root}: {what}. {how}: {', '.join(map(repr, _FILES))}.")
     ((kind, chosen),) = by_format.items()
     return kind, chosen
 

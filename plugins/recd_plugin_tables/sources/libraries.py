@@ -197,7 +197,9 @@ def _chosen(location: str, option: str, names: Collection[str], name: str | None
         if not names:
             raise DataError(f"{location}: the source has no {option}. Use another source.")
         asked = f"there is no {option} {name!r}" if name else f"the source has several {option}s"
-        raise DataError(f"{location}: {asked}. Set source.table to one of {', '.join(names)}.")
+        raise DataError(
+            f"{location}: {asked}. Set source.table to one of: {', '.join(map(repr, names))}."
+        )
     return name
 
 

@@ -75,7 +75,7 @@ class CsvFormat(FileFormat):
         if unknown := sorted(set(self._needed) - set(found.names)):
             raise DataError(
                 f"{file}: source.types contains {unknown[0]!r}, but the file has no such column. "
-                f"Use one of its columns: {', '.join(found.names)}."
+                f"Use one of its columns: {', '.join(map(repr, found.names))}."
             )
         self._check_names(file, found.names)
         # Arrow would read non-UTF-8 text as bytes, whose ids differ from the ids of the text.

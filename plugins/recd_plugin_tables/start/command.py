@@ -166,11 +166,13 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     for each in columns:
         if each.suspicious:
             click.echo(
-                f"{each.name} may leak the label ({each.suspicious}). Mark it unused if it is "
-                "known only after the label."
+                f"Column {each.name!r} may leak the label ({each.suspicious}). Set its role to "
+                "'unused' if its value is known only after the label."
             )
     if guesses.survey.explode:
-        click.echo(f"Each list element of {', '.join(guesses.survey.explode)} becomes a row.")
+        click.echo(
+            f"Each list element of {', '.join(map(repr, guesses.survey.explode))} becomes a row."
+        )
     if guesses.the("session") is None and not guesses.implicit and guesses.features("ids"):
         click.echo(
             "No session column was found. If several rows belong to one user or visit, name its "
@@ -179,19 +181,21 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     label = guesses.the("label")
     if label is not None and " becomes 1" in label.why:
         swap = f" To swap them, change positive in {file}." if "positive" in label.options else ""
-        click.echo(f"Label {label.name}: {label.why.rpartition('; ')[2]}.{swap}")
+        click.echo(f"Label {label.name!r}: {label.why.rpartition('; ')[2]}.{swap}")
     elif label is not None and not positive_said and "positive_from" in label.options:
         click.echo(
-            f"Label {label.name}: values of at least {label.options['positive_from']:g} become 1, "
-            "lower values 0. Change this threshold with --positive-from."
+            f"Label {label.name!r}: values of at least {label.options['positive_from']:g} become "
+            "1, lower values 0. Change this threshold with --positive-from."
         )
     items = sequence(guesses)
     ranked = items or towers(guesses)
     if items:
-        click.echo(f"Every row is a positive. Feature {items.history} lists the earlier items.")
+        click.echo(f"Every row is a positive. Feature {items.history!r} lists the earlier items.")
     elif guesses.implicit:
         item = guesses.item
-        drawn = f"Negatives use other values of {item.name}." if item else "There are no negatives."
+        drawn = (
+            f"Negatives use other values of {item.name!r}." if item else "There are no negatives."
+        )
         click.echo(f"Every row is a positive. {drawn}")
     name = shlex.quote(str(file))
     click.echo(f"Check {file} and correct wrong guesses. Then run: recd run {name}")

@@ -108,7 +108,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
             f"{survey.location}: no column can be a feature. The columns are: "
-            f"{', '.join(f'{each.name} ({each.why})' for each in columns)}."
+            f"{', '.join(f'{each.name!r} ({each.why})' for each in columns)}."
         )
     return Guesses(survey, tuple(columns), wanted.implicit)
 
@@ -126,13 +126,16 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         if name is None:
             continue
         if name not in names:
-            meant = text_utils.did_you_mean(name, names) or f". Use one of: {', '.join(names)}."
+            meant = (
+                text_utils.did_you_mean(name, names)
+                or f". Use one of: {', '.join(map(repr, names))}."
+            )
             raise DataError(f"{survey.location}: --{role}: the table has no column {name!r}{meant}")
         kind = survey[name].leaf.type
         if role not in possible_roles(kind):
             raise DataError(
-                f"{survey.location}: --{role}: column {name!r} has type {kind}, which cannot be a "
-                f"{role}. Use another column."
+                f"{survey.location}: --{role}: column {name!r} has type {kind}, which --{role} "
+                "does not support. Use another column."
             )
     if wanted.label is not None and (wanted.implicit or wanted.label in wanted.unused):
         other = "--implicit" if wanted.implicit else "--unused"
@@ -164,10 +167,10 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
         return _as_label(survey, binary[0], wanted, "the only column with values 0 and 1")
     could = ""
     if likely:
-        could = f" Candidates: {', '.join(seen.leaf.name for seen in likely)}."
+        could = f" Candidates: {', '.join(repr(seen.leaf.name) for seen in likely)}."
     called = named_so(free, LABEL, "label")
     if called and survey[called].distinct == 1:
-        could += f" Column {called} is always {survey[called].example}."
+        could += f" Column {called!r} is always {survey[called].example}."
     raise DataError(
         f"{survey.location}: the label column cannot be guessed.{could} Set --label COLUMN, or "
         "--implicit if every row is a positive."

@@ -62,19 +62,22 @@ def without(name: str, **others: object) -> dict:
 
 
 WRONG = {
-    "not there": (without("item", items="id"), "no column 'items'. Did you mean item"),
-    "left out": (without("tags"), r"no entry for tags. .*`tags: unused`, or set others: unused"),
+    "not there": (without("item", items="id"), "no column 'items'. Did you mean 'item"),
+    "left out": (without("tags"), r"no entry for 'tags'. .*`tags: unused`, or set others: unused"),
     "a struct": (
         {**without("user.id"), "user": "id"},
-        r"'user' is a struct. Use its fields as columns: user.id",
+        r"'user' is a struct. Use its fields as columns: 'user.id",
     ),
-    "no label": ({**USES, "rating": "unused"}, "no column has the role label"),
+    "no label": ({**USES, "rating": "unused"}, "no column has the role 'label'"),
     "text as a label": ({**USES, "rating": "label"}, "a text label must be mapped"),
     "lists of lists": ({**USES, "deep": "ids"}, "does not support role 'ids'"),
-    "a time as an id": ({**USES, "at": "id"}, "a timestamp cannot be an id without option by"),
+    "a time as an id": (
+        {**USES, "at": "id"},
+        "a timestamp cannot have role 'id' without option 'by'",
+    ),
     "one name twice": (
         {**USES, "item": {"as": "id", "name": "tags"}},
-        "item and tags would both be imported as 'tags'",
+        "item' and 'tags' would both be imported as 'tags'",
     ),
     "text without separator": ({**USES, "user.id": "ids"}, "role 'ids' on text needs a separator"),
 }
@@ -96,7 +99,7 @@ def test_all_that_is_wrong_is_told_at_once():
 def test_a_misspelt_column_is_one_mistake():
     with pytest.raises(DataError) as caught:
         plan(without("item", itm="id"))
-    assert str(caught.value) == "t.parquet: the table has no column 'itm'. Did you mean item?"
+    assert str(caught.value) == "t.parquet: the table has no column 'itm'. Did you mean 'item'?"
 
 
 def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
@@ -113,12 +116,12 @@ def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        ({"as": "id", "separator": "|"}, "separator needs a column with role ids"),
-        ({"as": "number", "missing": "empty"}, "missing: 'empty' is not valid for role number"),
+        ({"as": "id", "separator": "|"}, "separator' needs a column with role 'ids"),
+        ({"as": "number", "missing": "empty"}, "missing: 'empty' is not valid for role 'number"),
         ({"as": "time", "unit": "s", "missing": 17}, "missing: 17 is a number, which cannot"),
         (
             {"as": ["id", "number"], "width": 2, "positive": [1], "texts": True},
-            "cannot be id and number at once.*width needs .* numbers.*positive needs .* label",
+            "'id' and 'number' cannot be.*width' needs .* 'numbers.*positive' needs .* 'label",
         ),
         ({"as": "id", "typo": 1}, "Extra inputs are not permitted"),
     ],

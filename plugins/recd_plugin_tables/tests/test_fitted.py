@@ -117,8 +117,8 @@ preprocessing:
     ("features", "shared", "apart"),
     [
         ("item, seen", "true", None),
-        ("item, seen", "false", "item and for seen"),
-        ("seen", "true", "seen"),
+        ("item, seen", "false", "'item' and for 'seen'"),
+        ("seen", "true", "'seen'"),
     ],
 )
 def test_features_of_one_table_are_not_numbered_apart(tmp_path, features, shared, apart):

@@ -91,7 +91,7 @@ def test_a_table_to_score_needs_the_columns_of_histories(tmp_path):
     ("changes", "said"),
     [
         ({"implicit": False}, "implicit: true"),
-        ({"histories": {"before": {"of": "user"}}}, "not a column with role id"),
+        ({"histories": {"before": {"of": "user"}}}, "not a column with role 'id'"),
         ({"split": {"by": "row"}}, "would contain test rows"),
         ({"columns": {**USES, "user": "key"}}, "a session or request column"),
     ],

@@ -63,7 +63,7 @@ def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
     (tmp_path / "old" / "day=1" / "a.csv").write_text("item,clicked\n1,1\n2,0\n")
     (tmp_path / "new.csv").write_text("item\n1\n")
     data = table(tmp_path / "old", columns={"item": "id", "day": "id", "clicked": "label"})
-    with pytest.raises(DataError, match=r"no column 'day', which the model needs. Add .*: item"):
+    with pytest.raises(DataError, match=r"no column 'day', which the model needs. Add .*: 'item'"):
         data.to_score(str(tmp_path / "new.csv")).prepare()
     (tmp_path / "day=1").mkdir()
     (tmp_path / "new.csv").rename(tmp_path / "day=1" / "new.csv")

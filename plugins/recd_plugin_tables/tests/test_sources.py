@@ -138,12 +138,12 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     parts = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(TABLE.slice(0, 3))}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "hf")
     assert len(read(tmp_path / "hf", table="test")) == 3
-    with pytest.raises(DataError, match=r"several splits. Set source.table .* train, test"):
+    with pytest.raises(DataError, match=r"several splits. Set source.table .* 'train', 'test"):
         read(tmp_path / "hf")
     database = write_duckdb(tmp_path)
     query = "SELECT item * 2 AS double FROM t WHERE item < 9 ORDER BY item;"
     assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
-    with pytest.raises(DataError, match=r"no table 'other'. .* one of t"):
+    with pytest.raises(DataError, match=r"no table 'other'. .* one of: 't'"):
         read(database, table="other")
     import duckdb
 

@@ -108,7 +108,7 @@ def test_a_misspelt_role_is_one_mistake(tmp_path: Path) -> None:
     with pytest.raises(RegistryError) as caught:
         load_registry(made.file)
     (problem,) = caught.value.problems
-    assert str(problem).endswith("got 'idss'. Did you mean ids?")
+    assert str(problem).endswith("got 'idss'. Did you mean 'ids'?")
 
 
 def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
@@ -398,24 +398,27 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
         roles(path)
     assert roles(path, implicit=True) == {"user_id": "session, id", "item_id": "id"}
     two = write(tmp_path / "u.parquet", {"user_id": [1, 2] * 9, "a": [0, 1] * 9, "b": [1, 0] * 9})
-    with pytest.raises(DataError, match=r"Candidates: a, b"):
+    with pytest.raises(DataError, match=r"Candidates: 'a', 'b"):
         roles(two)
     assert roles(two, label="b")["a"] == "id"
     one = write(tmp_path / "o.parquet", {"user_id": [1, 2] * 9, "click": [1] * 18})
-    with pytest.raises(DataError, match=r"click is always 1"):
+    with pytest.raises(DataError, match=r"'click' is always 1"):
         roles(one)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "cliked"], "--label: the table has no column 'cliked'. Did you mean clicked?"),
+        (
+            ["--label", "cliked"],
+            "--label: the table has no column 'cliked'. Did you mean 'clicked'?",
+        ),
         (
             ["--label", "embedding"],
-            "column 'embedding' has type list<element: double>, which cannot",
+            "column 'embedding' has type list<element: double>, which --label",
         ),
         (["--label", "clicked", "--implicit"], "--label and --implicit cannot be combined"),
-        (["--explode", "age"], "column 'age' in explode is int64, not a list"),
+        (["--explode", "age"], "column 'age' in option 'explode' is int64, not a list"),
         (["--format", "excel"], "--format"),
     ],
 )

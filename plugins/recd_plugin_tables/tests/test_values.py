@@ -126,7 +126,7 @@ def test_times_of_every_type_are_microseconds():
         microseconds(cells(["2024-05-01", "noon"]), None)
     with pytest.raises(DataError, match=r"row 1: .*00:00Z'. The text is not a time"):
         microseconds(cells(["2024-05-01", "2024-05-01T00:00:00Z"]), None)
-    with pytest.raises(DataError, match=r"too large for unit s. Set option unit .* ms"):
+    with pytest.raises(DataError, match=r"too large for unit s. Set option 'unit' .* 'ms'"):
         microseconds(cells([seconds * 1000]), None)
 
 

@@ -77,7 +77,7 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # A process of its own: ranks write to its stderr.
     predict = [forked.RECD, "predict", "my.yaml", "unknown.parquet", "-o", "unknown_scores.parquet"]
     said = forked.run(predict, check=True).stderr
-    assert "out-of-vocabulary ids per feature, scored as unknown ids: visitor 5\n" in said
+    assert "out-of-vocabulary ids per feature, scored as unknown ids: 'visitor' 5\n" in said
 
     # On another machine, which has the registry and the checkpoint alone.
     new = Path("new") / Path(place).name

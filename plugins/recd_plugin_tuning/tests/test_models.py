@@ -119,7 +119,7 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
         modules = {name: EmbeddingCollection(tables=[table]) for name, table in tables.items()}
         return prepare(registry, nn.ModuleDict(modules))
 
-    said = r"sharding\[0\]: several modules have tables named t_item"
+    said = r"sharding\[0\]: several modules have tables with the same name: 't_item'"
     with pytest.raises(RegistryError, match=said):
         prepared({"use": "auto"})
     found = prepared({"use": "auto"}, {"use": "torchrec.row_wise", "tables": ["t_item"]})

@@ -119,7 +119,7 @@ ZIPF = ["zipf", "--table", "t", "--rows", "50", "--length", "5"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["registry", "registry.yaml", "-o", "p", "--tables", "t_use_0"], "Did you mean t_usr_0"),
+        (["registry", "registry.yaml", "-o", "p", "--tables", "t_use_0"], "Did you mean 't_usr_0"),
         (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml already exists"),
         (
             ["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"],

@@ -95,7 +95,7 @@ def test_dense_features_can_stay_as_they_are(write_days):
     [
         ("dense", np.zeros((60, 12), np.float32), r"dense.npy: the array has shape \[60, 12\]"),
         ("dense", np.zeros((59, 13), np.int32), r"shape \[59, 13\]. .* shape \[60, 13\]"),
-        ("labels", np.full((60, 1), 2), "train_labels.npy: a label is 2"),
+        ("labels", np.full((60, 1), 2), "train_labels.npy: label 2 is neither"),
     ],
 )
 def test_npy_files_that_do_not_fit(tmp_path, word, array, message):

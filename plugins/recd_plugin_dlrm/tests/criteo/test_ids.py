@@ -99,8 +99,8 @@ def test_buckets_by_pattern(write_days):
 @pytest.mark.parametrize(
     ("buckets", "message"),
     [
-        ({"cat_1": 7}, "option buckets: feature 'cat_0' is missing"),
-        ({"*": 7, "cat_26": 7}, "option buckets: 'cat_26' matches no feature"),
+        ({"cat_1": 7}, "option 'buckets': feature 'cat_0' is missing"),
+        ({"*": 7, "cat_26": 7}, "option 'buckets': 'cat_26' matches no feature"),
     ],
 )
 def test_buckets_that_are_refused(write_days, buckets, message):

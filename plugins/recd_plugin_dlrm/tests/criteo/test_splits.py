@@ -54,7 +54,7 @@ def test_everything_can_be_trained_on(write_days):
     assert len(rows_of(folder, "train", evaluate="nothing")) == 25
     dataset = make(folder, evaluate="nothing")
     assert dataset.splits() == ("train",)
-    with pytest.raises(DataError, match=r"no test split with evaluate: nothing"):
+    with pytest.raises(DataError, match=r"no test split, because option 'evaluate' is 'nothing'"):
         dataset.reader(rank=0, world_size=1, batch_size=1, split="test")
 
 
@@ -75,8 +75,8 @@ def test_other_names_of_one_file(tmp_path):
         ([], "the folder has no Criteo data"),
         (["day_0", "day_2"], "one file per day .* has day_0, day_2"),
         (["day_0", "day_0.gz"], "has day_0, day_0.gz"),
-        (["day_0", "train.txt"], "set path to a single file"),
-        (["train.tsv", "train.txt"], "set path to a single file"),
+        (["day_0", "train.txt"], "set option 'path' to a single file"),
+        (["train.tsv", "train.txt"], "set option 'path' to a single file"),
     ],
 )
 def test_folders_that_are_refused(tmp_path, names, message):

@@ -56,7 +56,10 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
             ["--batch-size", "auto"],
             "--tiers plans for a fixed batch size",
         ),
-        (["--nodes", "1"], "sharding[0]: flexshard.three_tier needs several nodes"),
+        (
+            ["--nodes", "1"],
+            "sharding[0]: sharding plugin 'flexshard.three_tier' needs several nodes",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
@@ -70,4 +73,4 @@ def test_without_an_entry_that_has_tiers(make_registry: MakeRegistry) -> None:
     result = plan()
     assert result.exit_code == 1
     shown = words(result)
-    assert "Add an entry that uses flexshard.two_tier" in shown
+    assert "Add an entry that uses 'flexshard.two_tier'" in shown

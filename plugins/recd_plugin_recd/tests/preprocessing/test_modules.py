@@ -209,11 +209,11 @@ def test_box_cox_is_that_of_caffe2(number, lambda1, lambda2):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Bucketize", {"borders": [1, 3, 2]}, "are not ascending"),
+        ("Bucketize", {"borders": [1, 3, 2]}, "is not ascending"),
         ("Bucketize", {"borders": [float("nan")]}, "borders"),
         ("Bucketize", {"borders": [2**63]}, "borders"),
-        ("Clamp", {"lower": 2, "upper": 1}, r"lower \(2\) is larger than upper \(1\)"),
-        ("MapId", {"mapping": [[1, 2], [1, 3]]}, "mapping contains an id more than once"),
+        ("Clamp", {"lower": 2, "upper": 1}, r"'lower' \(2\) is larger than option 'upper' \(1\)"),
+        ("MapId", {"mapping": [[1, 2], [1, 3]]}, "'mapping' contains an id more than once"),
         ("MapId", {"mapping": [[1, 2**63]]}, "mapping"),
         ("BoxCox", {"lambda1": float("inf")}, "lambda1"),
     ],

@@ -115,7 +115,7 @@ def test_tables_of_different_widths_get_a_kernel_each() -> None:
             {"widths": (8, 16)},
             r"a and b .* different widths \(8 and 16\)",
         ),
-        ({"a": LRU, "b": IN_FILE}, {"a": CACHED, "b": CACHED}, {}, "Set the same option storage"),
+        ({"a": LRU, "b": IN_FILE}, {"a": CACHED, "b": CACHED}, {}, "Set option 'storage'"),
     ],
 )
 def test_tables_that_got_one_kernel_and_should_not(
