@@ -96,7 +96,7 @@ def test_a_section_of_a_third_party(site: Site) -> None:
         registry.claim("audit", ["t_item", "t_h"])
     assert recd("validate", site.registry(HEAD + AUDITS)).stdout.endswith(": 4 entries, ok\n")
     with pytest.raises(
-        PluginError, match=r"registers a plugin kind named 'audits'. Did you mean audit\?"
+        PluginError, match=r"registers a plugin kind named 'audits'. Did you mean 'audit'\?"
     ):
         registry.entries("audits")
 
@@ -128,8 +128,8 @@ def test_what_stands_in_a_section(site: Site, claims: str, entry: str, seen: lis
 def test_the_package_of_a_section_is_broken(site: Site) -> None:
     site.install("acme", f"{KIND}\nraise ValueError(5)")
     said = refused(site, "audits: []\n")
-    assert "registry.yaml:4 audits: unknown key. Use one of these: version, dataset" in said
-    assert "acme cannot be used: acme-plugins 1.0: entry point acme" in recd("plugins").stderr
+    assert "registry.yaml:4 audits: unknown key. Use one of these: 'version', 'dataset'" in said
+    assert "acme cannot be used: acme-plugins 1.0: entry point 'acme" in recd("plugins").stderr
     load(site, "preprocessing: []\n")
 
 
@@ -200,7 +200,7 @@ def test_the_lists_and_the_schema_have_them(site: Site) -> None:
     assert found["name"] == "other.count"
     assert found["from"] == "other-plugins 1.0"
     assert (
-        "is not a plugin kind. Use one of dataset, converter"
+        "is not a plugin kind. Use one of: 'dataset', 'converter'"
         in recd("plugins", "--kind", "audits").stderr
     )
     kind = json.loads(recd("plugins", "--kinds", "--json").stdout)[-1]

@@ -88,7 +88,7 @@ def recd(*arguments: str, expect: int = 0) -> click.testing.Result:
         (["--help"], ("torch", "recd_plugins.cli."), [*COMMANDS, "tally", "Count clicks."]),
         (["plan", "--help"], ("torch", "matplotlib"), ["--tiers", "--topology"]),
         (["validate"], ("torch", "fbgemm_gpu"), ["registry.yaml: 3 entries, ok"]),
-        (["run", "typo.yaml"], ("torch", "fbgemm_gpu"), ["Did you mean acme.clicks?"]),
+        (["run", "typo.yaml"], ("torch", "fbgemm_gpu"), ["Did you mean 'acme.clicks'?"]),
         (["run", "registry.yaml", "--json", "typo.yaml/r"], ("torch",), ["cannot be written"]),
     ],
 )
@@ -157,7 +157,7 @@ def test_validate_tells_every_problem(folder):
     assert lines == [
         "registry.yaml:1 version: input should be 1, got 2",
         "registry.yaml:2 dataset.options.path: this required option of acme.clicks is missing",
-        "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks. Did you mean path?",
+        "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks. Did you mean 'path'?",
     ]
     answer = json.loads(recd("validate", "--json", expect=1).stdout)
     assert answer["ok"] is False
@@ -165,7 +165,7 @@ def test_validate_tells_every_problem(folder):
         "path": "registry.yaml",
         "line": 2,
         "field": "dataset.options.pth",
-        "message": "unknown option of acme.clicks. Did you mean path?",
+        "message": "unknown option of acme.clicks. Did you mean 'path'?",
     }
 
 
@@ -183,7 +183,7 @@ def test_validate_reads_the_file_of_the_topology(folder):
     (folder / "registry.yaml").write_text(text.replace("cluster.yaml", "dgx-h10"))
     line = len(text.splitlines())
     said = (
-        f"registry.yaml:{line} training.topology: no topology is named 'dgx-h10'. Did you mean dgx"
+        f"registry.yaml:{line} training.topology: no topology is named 'dgx-h10'. Did you mean 'dgx"
     )
     assert said in recd("validate", expect=1).stderr
     (problem,) = json.loads(recd("validate", "--json", expect=1).stdout)["problems"]

@@ -36,7 +36,7 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology", "dgx-h10"], "no topology is named 'dgx-h10'. Did you mean dgx-h100?"),
+        (["--topology", "dgx-h10"], "no topology is named 'dgx-h10'. Did you mean 'dgx-h100'?"),
         (["--topology", "own.yaml"], "own.yaml: the file cannot be read: No such file"),
         (["--topology", "registry.yaml"], "registry.yaml:1 version: unknown key of a topology"),
         (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of topology 'ndv4' has 8 GPUs"),

@@ -169,7 +169,7 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
         (("registry.yaml", "--resume"), "training.checkpoint.runs"),
         (("registry.yaml", "--resume", "--compare"), "Remove --resume"),
         (("registry.yaml", "--sharding=a", "--sharding=b", "--compare"), "one --sharding"),
-        (("registry.yaml", "--sharding=torchrec.row_wize"), "Did you mean torchrec.row_wise?"),
+        (("registry.yaml", "--sharding=torchrec.row_wize"), "Did you mean 'torchrec.row_wise'?"),
         (("registry.yaml", "--ranks", "0"), "--ranks"),
         (("registry.yaml", "--workers", "-1"), "--workers"),
         (("registry.yaml", "--ranks", "81"), "too few"),

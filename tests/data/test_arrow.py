@@ -86,9 +86,9 @@ def test_rows_from_several_files_are_told_apart():
 
 def test_a_missing_column_is_answered_with_the_nearest():
     rows = make_rows(clicks=pa.array([1]), price=pa.array([1.0]))
-    with pytest.raises(DataError, match=r"part-0\.parquet.* 'click'. Did you mean clicks"):
+    with pytest.raises(DataError, match=r"part-0\.parquet.* 'click'. Did you mean 'clicks"):
         sparse_column(rows, "click")
-    with pytest.raises(DataError, match="Use one of these columns: clicks, price"):
+    with pytest.raises(DataError, match="Use one of these columns: 'clicks', 'price"):
         dense_features(rows, ("zzz",))
 
 

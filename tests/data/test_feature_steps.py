@@ -52,15 +52,15 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
     [
         (
             HASH % "user_id, price",
-            "r.yaml:5 preprocessing[0].features: recd.sigrid_hash supports sparse features, "
-            "but 'price' matches only price: dense (numbers)",
+            "r.yaml:5 preprocessing[0].features: 'recd.sigrid_hash' supports sparse features, "
+            "but 'price' matches only 'price': dense (numbers)",
         ),
         (
             LOGIT % '"*_id"',
-            "r.yaml:5 preprocessing[0].features: recd.logit supports dense features, but "
-            "'*_id' matches only user_id, item_id: sparse (ids)",
+            "r.yaml:5 preprocessing[0].features: 'recd.logit' supports dense features, but "
+            "'*_id' matches only 'user_id', 'item_id': sparse (ids)",
         ),
-        (LOGIT % "prise", "'prise' matches no feature. Did you mean price?"),
+        (LOGIT % "prise", "'prise' matches no feature. Did you mean 'price'?"),
     ],
 )
 def test_a_pattern_without_a_feature_to_take_is_an_error(registry, entry, message):

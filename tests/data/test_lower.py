@@ -130,7 +130,7 @@ def test_weights_come_along_and_none_get_lost(form: str) -> None:
     placed = model_input.sparse_features if form == "pooled" else model_input.sequence_features
     assert placed is not None
     torch.testing.assert_close(placed.weights(), placed.values() / 10)
-    with pytest.raises(DataError, match="features c have weights, but a have none"):
+    with pytest.raises(DataError, match="features 'c' have weights, but 'a' have none"):
         lower(batch, Placement(**{form: ("a", "c")}))
 
 

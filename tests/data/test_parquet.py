@@ -148,5 +148,5 @@ def test_a_position_is_of_these_files_and_may_move_with_them(tmp_path: Path) -> 
     shutil.copyfile(path, moved)
     reader(moved).load_state_dict(state)
     path.write_bytes(content(600, statistics=True))
-    with pytest.raises(DataError, match=r"belongs to other data than .*t.parquet: files was"):
+    with pytest.raises(DataError, match=r"belongs to other data than .*t.parquet: 'files' was"):
         reader(path).load_state_dict(state)

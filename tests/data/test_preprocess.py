@@ -108,7 +108,7 @@ def raises(error: Exception) -> Step:
 
 
 def test_what_a_step_raises_is_preceded_by_its_name_and_place():
-    note = r"no such id\nplugin test\.raises failed in transform of c \(.*test_preprocess\.py:"
+    note = r"no such id\nplugin test\.raises failed in transform of 'c' \(.*test_preprocess\.py:"
     with pytest.raises(ValueError, match=note):
         Preprocess({"c": [raises(ValueError("no such id"))]})(make_batch(deduplicated=False))
     with pytest.raises(DataError, match=r"^mend the file$"):
@@ -117,7 +117,7 @@ def test_what_a_step_raises_is_preceded_by_its_name_and_place():
 
 def test_weights_are_refused():
     kjt = make_kjt(weights=torch.ones(13))
-    with pytest.raises(DataError, match=r"features a have weights.* Remove these features"):
+    with pytest.raises(DataError, match=r"features 'a' have weights.* Remove these features"):
         Preprocess({"a": [add_one()]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
 
 

@@ -340,7 +340,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "'t3' is coalesced and has gradient_clipping, which": lambda: coalesced_module(
         clipping(make("sequences")), "table_wise", ["t3"]
     ),
-    "feature 'a': inverse_indices range from 0 to 3, but the feature has 3 rows": lambda: ab(
+    "feature 'a': inverse_indices range from 0 to 3, but the batch has 3 rows": lambda: ab(
         ab_bags(), True
     )(ab_batch(inverse=[[0, 1, 3], [0, 1, 2]])),
     "feature 'b': inverse_indices range from -1 to 2": lambda: ab(ab_bags(), True)(

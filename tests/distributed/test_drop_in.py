@@ -187,7 +187,7 @@ class OwnSharder(EmbeddingBagCollectionSharder):
 @pytest.mark.parametrize(
     ("base", "arguments", "message"),
     [
-        ([OwnSharder()], {}, "base contains a sharder of type OwnSharder"),
+        ([OwnSharder()], {}, "'base' contains a sharder of type OwnSharder"),
         (
             [EmbeddingCollectionSharder(qcomm_codecs_registry={"a": None})],  # type: ignore[dict-item]
             {"qcomm_codecs_registry": {"b": None}},

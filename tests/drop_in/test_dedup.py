@@ -183,7 +183,7 @@ def test_named_features_are_deduplicated_whatever_the_first_batch(
 
 
 def test_named_features_must_be_pooled() -> None:
-    with pytest.raises(SetupError, match=r"no module pools the feature 'f00'. Did you mean f0"):
+    with pytest.raises(SetupError, match=r"no module pools the feature 'f00'. Did you mean 'f0"):
         Dedup(Model())([], features=["f00"])
 
 

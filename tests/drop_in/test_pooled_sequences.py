@@ -32,7 +32,11 @@ def test_it_trains_as_pooling_by_hand_does() -> None:
 
 def test_tables_that_clip_gradients_take_rows_one_by_one() -> None:
     for deduplicated, plain in run_on_ranks(cases.clipped, 2):
-        for each in ("actions, alone, items", "t_items, t_actions, t_alone", "gradient_clipping"):
+        for each in (
+            "actions', 'alone', 'items",
+            "t_items', 't_actions', 't_alone",
+            "gradient_clipping",
+        ):
             assert each in deduplicated
         assert not plain
 
@@ -67,14 +71,14 @@ class Mine(EmbeddingCollection):
 @pytest.mark.parametrize(
     ("collection", "poolings", "message"),
     [
-        (collection("a", "b"), {"a": cases.Mean()}, "looks up a, b. Pool each"),
-        (collection("a"), {"a": cases.Mean(), "z": cases.Mean()}, "features a, z, but"),
-        (collection("a", "a"), {"a": cases.Mean()}, "looks up a, a. Pool each"),
+        (collection("a", "b"), {"a": cases.Mean()}, "looks up 'a', 'b'. Pool each"),
+        (collection("a"), {"a": cases.Mean(), "z": cases.Mean()}, "features 'a', 'z', but"),
+        (collection("a", "a"), {"a": cases.Mean()}, "looks up 'a', 'a'. Pool each"),
         (Mine(collection("a").embedding_configs()), {"a": cases.Mean()}, "got a 'Mine'"),
         (nn.Linear(1, 1), {"a": cases.Mean()}, "got a 'Linear'"),
         (collection("a"), {"a": "recd.maen"}, r"recd\.maen.*[Dd]id you mean .?recd\.mean"),
-        (collection("a", "b"), {("a", "b"): "recd.mean"}, "recd.mean cannot pool"),
-        (collection("a"), {"a": "recd.din"}, r"recd.din cannot pool .*SequencePooling"),
+        (collection("a", "b"), {("a", "b"): "recd.mean"}, "recd.mean' cannot pool"),
+        (collection("a"), {"a": "recd.din"}, r"recd.din' cannot pool .*SequencePooling"),
     ],
 )
 def test_what_it_is_made_of_is_looked_at(collection: Any, poolings: Any, message: str) -> None:

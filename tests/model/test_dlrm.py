@@ -112,8 +112,8 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(RegistryError) as caught:
         build_model(load_registry(path), schema)
     assert str(caught.value).splitlines() == [
-        f"{path}:7 model.tables.t_usr: the pattern matches no table. Did you mean t_user?",
-        f"{path}:8 model.tables.ads*: the pattern matches no table. Use one of: t_user, t_item",
+        f"{path}:7 model.tables.t_usr: the pattern matches no table. Did you mean 't_user'?",
+        f"{path}:8 model.tables.ads*: the pattern matches no table. Use one of: 't_user', 't_item'",
     ]
     path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
     assert build_model(load_registry(path), schema).bags is not None
@@ -193,7 +193,7 @@ def test_a_pooling_that_does_not_suit_the_model_is_refused_with_its_line(
     entry = "{use: recd.attention, features: [seen], options: {heads: 3}}"
     with registry.path.open("a") as file:
         file.write(f"pooling: [{entry}]\n")
-    message = r"registry\.yaml:6 pooling\[0\]: recd.*: heads \(3\) must divide"
+    message = r"registry\.yaml:6 pooling\[0\]: recd.*: option 'heads' is 3, which does not divide"
     with pytest.raises(RegistryError, match=message):
         put_poolings(load_registry(registry.path), model)
 

@@ -81,18 +81,21 @@ MODEL = "model: {use: test.tower, options: {dim: 8}}"
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("{use: test.towr}", "registry.yaml:17 model.use: no model plugin is named test.towr"),
-        ("{use: test.tower, options: {dm: 8}}", "unknown option of test.tower. Did you mean dim?"),
+        ("{use: test.towr}", "registry.yaml:17 model.use: no model plugin is named 'test.towr"),
+        (
+            "{use: test.tower, options: {dm: 8}}",
+            "unknown option of 'test.tower'. Did you mean 'dim'?",
+        ),
         ("{use: test.tower, options: {dim: 6}}", "registry.yaml:17 model.options.dim: "),
         (
             "{use: test.tower, embedding_dim: 4}",
-            "model.embedding_dim: unknown key. Use one of these: use",
+            "model.embedding_dim: unknown key. Use one of these: 'use",
         ),
         ("{options: {dim: 8}}", "model.use: this required key is missing"),
         ("{architecture: tower}", "model.architecture: input should be 'dlrm' or 'dcn'"),
         (
             "{use: recd.ikjt}",
-            "recd.ikjt is a converter plugin. Move this entry to the section converter:",
+            "recd.ikjt' is a converter plugin. Move this entry to the section converter:",
         ),
     ],
 )
@@ -217,8 +220,8 @@ def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> N
         ("fails", r"no weights.*test.tower failed in build \(.*tower.py:\d+"),
         ("no_logits", "the model's logits are NaN in 64 of 64 rows"),
         ("wrong_width", r"mat1 and mat2.*failed in forward \(.*tower.py:\d+"),
-        ("extra_state", "the model has extra state top._extra_state"),
-        ("mixes_copies", "tables ids_of_usr_0 are replicated on every rank, but the other"),
+        ("extra_state", "the model has extra state 'top._extra_state"),
+        ("mixes_copies", "tables 'ids_of_usr_0' are replicated on every rank, but the other"),
     ],
 )
 def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
@@ -245,7 +248,7 @@ def test_a_profile_is_of_its_tables(folder: Path) -> None:
 
 def test_a_plan_has_tables_by_name(folder: Path) -> None:
     path = write(folder, ("dim: 8", "dim: 8, fault: one_name"))
-    message = r"several modules have tables with the same name \(ids_of_\w+"
+    message = r"several modules have tables with the same name: 'ids_of_\w+"
     with pytest.raises(SetupError, match=message):
         with_plugins(load_registry(path, plugins_dir=PLUGINS))
 

@@ -63,11 +63,11 @@ def test_nodes_and_ranks_stand_in_for_the_topologys_own(own: Path) -> None:
 
 def test_a_name_that_nobody_knows() -> None:
     with pytest.raises(
-        RecdError, match=r"no topology is named 'dgx-h1000'. Did you mean dgx-h100\?"
+        RecdError, match=r"no topology is named 'dgx-h1000'. Did you mean 'dgx-h100'\?"
     ):
         load_topology("dgx-h1000")
     with pytest.raises(
-        RecdError, match=r"'nothing'\. Known topologies: dgx-a100-80g, .* end in \.yaml"
+        RecdError, match=r"'nothing'\. Known topologies: 'dgx-a100-80g', .* end in \.yaml"
     ):
         load_topology("nothing")
 
@@ -76,11 +76,11 @@ def test_a_name_that_nobody_knows() -> None:
     ("before", "after", "message"),
     [
         ("nodes: 2", "nodes: two", r"own.yaml:4 nodes: .*integer, got 'two'"),
-        ("nodes: 2", "node: 2", r"own.yaml:4 node: unknown key of a topology. Did you mean nodes"),
+        ("nodes: 2", "node: 2", r"own.yaml:4 node: unknown key of a topology. Did you mean 'nodes"),
         (
             "device: cpu",
             "device: cuda",
-            r"device: cuda needs the keys hbm_bytes, hbm_bandwidth, hbm_to",
+            r"device: cuda needs the keys 'hbm_bytes', 'hbm_bandwidth', 'hbm_to",
         ),
         ("nodes: 2", "nodes: [", r"own.yaml:\d+: the text is not valid YAML"),
         ("nodes: 2", "costs: {gemm: {steps: 0}}", "all costs are 0. Measure costs"),

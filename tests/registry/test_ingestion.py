@@ -93,11 +93,12 @@ def recd(*arguments: str) -> Result:
     ("changes", "expected"),
     [
         ({"acme.far": "acme.fa"}, "registry.yaml:5 ingestion.use: no ingestion plugin is named "
-         "acme.fa. Did you mean acme.far?"),
+         "'acme.fa'. Did you mean 'acme.far'?"),
         ({"{}": "{reader: 2}"}, "registry.yaml:6 ingestion.options.reader: unknown option of "
-         "acme.far. Did you mean readers?"),
+         "'acme.far'. Did you mean 'readers'?"),
         ({"batch_size: 4": "workers: 2"}, "registry.yaml:7 training.workers: 2 workers and "
-         "ingestion acme.far would both read the data. Set training.workers: 0, or remove the "
+         "ingestion plugin 'acme.far' would both read the data. "
+         "Set training.workers: 0, or remove the "
          "ingestion: section"),
     ],
 )  # fmt: skip

@@ -95,6 +95,6 @@ def test_two_answers_for_one_table_are_refused() -> None:
 
     assert ask(none, none) is None
     assert ask(none, one, none) == 5.0
-    both = r"\(sharding\[1\], line 7\) and acme.wide \(sharding\[2\], line 8\) both define fetch"
+    both = r"\(sharding\[1\], line 7\) and 'acme.wide' \(sharding\[2\], line 8\) both define 'fetch"
     with pytest.raises(PluginError, match=both):
         ask(one, checked(one.part, 2))

@@ -66,12 +66,13 @@ def test_two_claims_and_dead_patterns_are_told_together(load):
         registry.claim("sharding", ["t_user", "t_history"])
     dead, unlike, twice = [str(problem) for problem in caught.value.problems]
     assert dead.endswith(
-        "registry.yaml:12 sharding[0].tables: 't_usr' matches no table. Did you mean t_user?"
+        "registry.yaml:12 sharding[0].tables: 't_usr' matches no table. Did you mean 't_user'?"
     )
     assert (
-        "'nothing_like_it' matches no table. Use one of these tables: t_user, t_history" in unlike
+        "'nothing_like_it' matches no table. Use one of these tables: 't_user', 't_history"
+        in unlike
     )
-    assert "registry.yaml:13 sharding[1]: table t_history is matched by" in twice
+    assert "registry.yaml:13 sharding[1]: several entries match the tables 't_history'" in twice
     assert "sharding[0] (line 12) and sharding[1] (line 13)" in twice
 
 

@@ -59,7 +59,7 @@ def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> No
     [
         ("training.learning_rate", "this argument is not KEY=VALUE"),
         ("training..seed=3", "this argument is not KEY=VALUE"),
-        ("training.lerning_rate=3", "unknown key. Did you mean learning_rate?"),
+        ("training.lerning_rate=3", "unknown key. Did you mean 'learning_rate'?"),
         ("training.learning_rate=", "input should be a valid number, but the value is empty"),
         ("training.batch_size=[", "is not valid YAML"),
         ("training.checkpoint.path=!!python/name:os.system", "is not allowed. Write a plain value"),
@@ -70,7 +70,7 @@ def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> No
         ),
         ("sharding[1].use=torchrec.row_wise", "sharding has 1 items in the file"),
         ("model.embedding_dim.x=3", "model.embedding_dim is a single value"),
-        ("sharding[0].use=torchrec.rowwise", "Did you mean torchrec.row_wise?"),
+        ("sharding[0].use=torchrec.rowwise", "Did you mean 'torchrec.row_wise'?"),
     ],
 )
 def test_what_is_wrong_names_the_setting(setting: Any, message: str) -> None:

@@ -66,18 +66,18 @@ def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins
     [
         (
             "    - {use: acme.data}",
-            "r.yaml:5 dataset.wrap[0].use: acme.data is a dataset plugin. Move "
+            "r.yaml:5 dataset.wrap[0].use: 'acme.data' is a dataset plugin. Move "
             "this entry to the section dataset:",
         ),
         (
             "    - {use: acme.outre}",
-            "r.yaml:5 dataset.wrap[0].use: no wrapper plugin is named acme.outre. Did you mean "
-            "acme.outer?",
+            "r.yaml:5 dataset.wrap[0].use: no wrapper plugin is named 'acme.outre'. Did you mean "
+            "'acme.outer'?",
         ),
         (
             FIRST + "    - {use: acme.outer, options: {word: a, tims: 2}}",
-            "r.yaml:6 dataset.wrap[1].options.tims: unknown option of acme.outer. Did you mean "
-            "times?",
+            "r.yaml:6 dataset.wrap[1].options.tims: unknown option of 'acme.outer'. Did you mean "
+            "'times'?",
         ),
     ],
 )

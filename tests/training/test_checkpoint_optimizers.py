@@ -102,7 +102,7 @@ def test_the_dense_optimizer_is_that_of_torch(optimizer: str) -> None:
 
 def test_state_that_the_optimizer_lacks_is_not_dropped(tmp_path: Path) -> None:
     run_on_ranks(save, 1, tmp_path, "adam")
-    lacks = r"the checkpoint has optimizer\.state\.\S+, but the optimizer has no such state"
+    lacks = r"the checkpoint has the optimizer state 'optimizer\.state\.\S+', but"
     with pytest.raises(RecdError, match=lacks):
         run_on_ranks(go_on, 1, tmp_path, "sgd")
 

@@ -58,7 +58,7 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
         "session_id": ("sessions", "not a model input"),
         "ts": ("order of a session", "not a model input"),
         "city": (None, "string: the type is not supported"),
-        "shop": (None, "int64: not in the option sparse"),
+        "shop": (None, "int64: not in the option 'sparse'"),
         "age": (None, "double: not in the option dense"),
     }
     assert unused_line(load_registry(registry)).startswith(

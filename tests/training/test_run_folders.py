@@ -92,10 +92,10 @@ def test_settings_of_a_run_apply_again(registry: Path) -> None:
     ("given", "run", "said"),
     [
         ("runs", 4, "there is no run 4. Use an existing run: 1"),
-        ("other", None, "there is no run with a checkpoint"),
+        ("other", None, "no run in this folder has a checkpoint"),
         ("r.yaml", 4, "there is no run 4"),
         ("fixed.yaml", 1, "--run needs training.checkpoint.runs"),
-        ("runs/1", None, "not the folder of a run"),
+        ("runs/1", None, "not a folder that recd run has written"),
     ],
 )
 def test_runs_that_are_missing(registry: Path, given: str, run: int | None, said: str) -> None:

@@ -98,7 +98,7 @@ def _batch_size(value: str) -> int | str:
         return value
     if not value.isdecimal() or int(value) == 0:
         raise click.BadParameter(
-            f"{value!r} is not a positive number of rows. Write a number or auto."
+            f"{value!r} is not a positive number of rows. Write a number or 'auto'."
         )
     return int(value)
 

@@ -46,9 +46,9 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
     manager = PluginManager(plugins_dir)
     check_contributions(manager)
     if kind is not None and kind not in manager.kinds:
-        known = ", ".join(manager.kinds)
+        known = ", ".join(map(repr, manager.kinds))
         raise click.BadParameter(
-            f"{kind!r} is not a plugin kind. Use one of {known}.", param_hint="--kind"
+            f"{kind!r} is not a plugin kind. Use one of: {known}.", param_hint="--kind"
         )
     if kinds:
         _list_kinds(manager, as_json)

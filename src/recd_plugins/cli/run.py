@@ -331,7 +331,7 @@ def run(
         and torchrun_rank() is not None,
         "--compare and several --sharding cannot be combined. Remove --compare or all but one "
         "--sharding.": compare and several,
-        f"--sharding has duplicates: {', '.join(shardings)}. Remove the duplicates.": (
+        f"--sharding has duplicates: {', '.join(map(repr, shardings))}. Remove the duplicates.": (
             len({*shardings}) < len(shardings)
         ),
     }

@@ -277,9 +277,9 @@ def _of_group(
     own = {table.name: _of_table(table.name, kernels) for table in tables}
     if len(set(own.values())) > 1:
         raise SetupError(
-            f"tables {', '.join(own)} share one lookup kernel, but are not all in the same cache "
-            "entry. Put all of these tables into one cache entry, or plan the cached tables with "
-            "CacheParams(prefetch_pipeline=True)."
+            f"tables {', '.join(map(repr, own))} share one lookup kernel, but are not all in the "
+            "same cache entry. Put all of these tables into one cache entry, or plan the cached "
+            "tables with CacheParams(prefetch_pipeline=True)."
         )
     return own[tables[0].name]
 
@@ -325,7 +325,7 @@ def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise
     for names, kernel in _learning_by_steps(model):
         of_tables = {name: int(steps.get(name, otherwise)) for name in names}
         if len(set(of_tables.values())) > 1:
-            told = ", ".join(f"{name} {step}" for name, step in of_tables.items())
+            told = ", ".join(f"{name!r} {step} steps" for name, step in of_tables.items())
             raise SetupError(
                 "tables that share one FBGEMM kernel were trained for different numbers of steps: "
                 f"{told}. Use the sharding plan of the run that trained these tables."

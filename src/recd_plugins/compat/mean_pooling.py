@@ -43,9 +43,9 @@ def refuse_weighted_mean(tables: Sequence[str]) -> None:
     """
     if tables:
         raise ExactnessError(
-            f"tables {', '.join(tables)} use mean pooling with weighted ids, for which FBGEMM "
-            "computes wrong gradients. Use sum pooling with normalised weights, or remove the "
-            "weights."
+            f"tables {', '.join(map(repr, tables))} use mean pooling with weighted ids, for which "
+            "FBGEMM computes wrong gradients. Use sum pooling with normalised weights, or remove "
+            "the weights."
         )
 
 
@@ -56,8 +56,8 @@ def refuse_means_in_grids(
     grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
     if grids:
         raise ExactnessError(
-            f"tables {', '.join(grids)} use mean pooling with grid_shard sharding, for which "
-            "TorchRec returns sums. Shard these tables another way, or use sum pooling."
+            f"tables {', '.join(map(repr, grids))} use mean pooling with grid_shard sharding, for "
+            "which TorchRec returns sums. Shard these tables another way, or use sum pooling."
         )
 
 
@@ -85,9 +85,9 @@ def divide_row_wise_tables_only(
     refuse_at_signs(divided | whole, "row-wise tables of the module have mean pooling")
     if both := sorted(divided & whole):
         raise ExactnessError(
-            f"features {', '.join(both)} look up a row-wise table with mean pooling and a "
-            "different table in one EmbeddingBagCollection, so TorchRec would divide wrongly. Use "
-            "the same pooling and sharding for both tables, or put them into separate "
+            f"features {', '.join(map(repr, both))} look up a row-wise table with mean pooling and "
+            "a different table in one EmbeddingBagCollection, so TorchRec would divide wrongly. "
+            "Use the same pooling and sharding for both tables, or put them into separate "
             "EmbeddingBagCollections."
         )
     sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)

@@ -272,7 +272,7 @@ def clipped_tables(
 
 
 def tables_clipped_inside(model: nn.Module) -> Iterator[ClippedTables]:
-    """Yield the ClippedTables of each sharded module in ``model``."""
+    """Yield the tables whose optimizer clips gradients, for each sharded module in ``model``."""
     for module in model.modules():
         if isinstance(clipped := getattr(module, "clipped", None), ClippedTables):
             yield clipped

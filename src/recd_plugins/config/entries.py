@@ -109,7 +109,7 @@ def _conflicts(
             str(path),
             claimants[-1].line,
             claimants[-1].field,
-            f"{what} {shortened(claimed)} is matched by several entries: "
+            f"several entries match the {what}s {shortened(claimed)}: "
             + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
             + f". Narrow the {what}s: patterns until one entry matches, or set enabled: false in "
             "the other entries",
@@ -140,7 +140,7 @@ class PluginStrategy(TableStrategy):
         self._claimed: dict[str, bool] = {}
 
     def __str__(self) -> str:
-        return f"{self.entry.plugin.name} ({self.entry.field}, line {self.entry.line})"
+        return f"{self.entry.plugin.name!r} ({self.entry.field}, line {self.entry.line})"
 
     @property
     def place(self) -> str:
@@ -187,8 +187,8 @@ def one_answer(
     said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
     if len(said) > 1:
         raise PluginError(
-            f"table {table!r}: {said[0][0]} and {said[1][0]} both define {what}. Remove the table "
-            "from one of these entries."
+            f"table {table!r}: {said[0][0]} and {said[1][0]} both define {what!r}. Remove the "
+            "table from one of these entries."
         )
     return said[0][1] if said else None
 

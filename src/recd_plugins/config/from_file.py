@@ -184,7 +184,7 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
         entries.append({"use": name})
         return replace(document, data={**document.data, "sharding": entries})
     if not enabled:
-        problem = f"the section has no enabled entry that {name} can replace. Add an entry"
+        problem = f"the section has no enabled entry that {name!r} can replace. Add an entry"
         raise RegistryError([document.problem(("sharding",), problem)])
     first = enabled[0]
     tables = _tables_of(entries[first])
@@ -339,7 +339,7 @@ def _plugin(
             made = cls(cls.Options.model_validate(options))
     except ValidationError as error:
         raise RegistryError(
-            schema_problems(document, inside, cls.Options, f"option of {name}", error)
+            schema_problems(document, inside, cls.Options, f"option of {name!r}", error)
         ) from error
     except (RecdError, ValueError) as error:
         raise RegistryError([document.problem(inside, str(error))]) from error
@@ -355,13 +355,15 @@ def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name
         if name in plugins:
             what = "wrapper" if issubclass(plugins[name].cls, DatasetWrapper) else other
             section = "dataset.wrap" if what == "wrapper" else manager.kinds[other].section
-            return f"{name} is a {what} plugin. Move this entry to the section {section}:"
+            return f"{name!r} is a {what} plugin. Move this entry to the section {section}:"
     of_kind = manager.plugins.get(kind.name, {})
     usable = sorted(each for each, found in of_kind.items() if _belongs(found, location))
-    message = f"no {'wrapper' if 'wrap' in location else kind.name} plugin is named {name}" + (
+    message = f"no {'wrapper' if 'wrap' in location else kind.name} plugin is named {name!r}" + (
         did_you_mean(name, usable)
-        or f". Use one of these: {', '.join(usable) or 'none'}. Otherwise install the package of "
-        f"{name}, or set --plugins-dir to the folder of its file"
+        or (
+            f". Use one of these: {', '.join(map(repr, usable)) or 'none'}. Otherwise install the "
+            f"package of {name!r}, or set --plugins-dir to the folder of its file"
+        )
     )
     if manager.broken:
         reasons = "; ".join(each.reason for each in manager.broken)
@@ -382,7 +384,7 @@ def schema_problems(
         document: parsed YAML file.
         base: location of the validated value in the file.
         model: pydantic model of the validated value.
-        what: noun for a key of the value, such as ``key`` or ``option of acme.hash``.
+        what: noun for a key of the value, such as ``key`` or ``option of 'acme.hash'``.
         error: error that pydantic raised.
     """
     data: Any = document.data
@@ -426,7 +428,7 @@ def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], w
         meant = did_you_mean(str(inside[-1]), known)
         if not known:
             return f"unknown {what}. Remove this key, since no keys are allowed here"
-        return f"unknown {what}" + (meant or f". Use one of these: {', '.join(known)}")
+        return f"unknown {what}" + (meant or f". Use one of these: {', '.join(map(repr, known))}")
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     message = details["msg"][:1].lower() + details["msg"][1:]

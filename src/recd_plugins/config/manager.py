@@ -228,9 +228,9 @@ class PluginManager:
             )
             if other.cls is not cls:
                 raise PluginError(
-                    f"two {kind.name} plugins are named {cls.name!r}: {qualified(other.cls)} from "
-                    f"{other.origin} and {qualified(cls)} from {origin}. Rename or remove one of "
-                    "them"
+                    f"two {kind.name} plugins are named {cls.name!r}: class {qualified(other.cls)} "
+                    f"of {other.origin} and class {qualified(cls)} of {origin}. Rename or remove "
+                    "one of them"
                 )
 
     def _classes(
@@ -243,7 +243,7 @@ class PluginManager:
                 kind = BY_NAME[name] if name else self._kind_of(cls, where)
                 if not issubclass(cls, kind.interface):
                     raise PluginError(
-                        f"{where} returned {qualified(cls)}, which is not a subclass of "
+                        f"{where} returned the class {qualified(cls)}, which is not a subclass of "
                         f"{qualified(kind.interface)}. Derive {cls.__name__} from this class"
                     )
                 self._check_name(cls, where, package)
@@ -259,7 +259,7 @@ class PluginManager:
             shown = qualified(cls) if isinstance(cls, type) else repr(cls)
             raise PluginError(
                 f"{where}: {shown} has kind = {name!r}, which no installed package registers. Use "
-                f"one of these kinds: {', '.join(known)}"
+                f"one of these kinds: {', '.join(map(repr, known))}"
             )
         return known[name]
 
@@ -269,7 +269,7 @@ class PluginManager:
         own = package.name if package else None
         if not _NAME.fullmatch(name) or (not dot and prefix != own):
             raise PluginError(
-                f"{where}: the plugin name {name!r} of {qualified(cls)} is invalid. Use "
+                f"{where}: the plugin name {name!r} of class {qualified(cls)} is invalid. Use "
                 "package.part in lower case, for example 'acme.hash'"
             )
 

@@ -157,14 +157,17 @@ class RunConfig:
         if name not in kinds:
             raise PluginError(
                 f"no installed package registers a plugin kind named {name!r}"
-                + (did_you_mean(name, kinds) or f". Use one of these kinds: {', '.join(kinds)}")
+                + (
+                    did_you_mean(name, kinds)
+                    or f". Use one of these kinds: {', '.join(map(repr, kinds))}"
+                )
             )
         return kinds[name]
 
 
 def two_readers(ingestion: str, workers: int) -> str:
     return (
-        f"{workers} workers and ingestion {ingestion} would both read the data. Set "
+        f"{workers} workers and ingestion plugin {ingestion!r} would both read the data. Set "
         "training.workers: 0, or remove the ingestion: section"
     )
 

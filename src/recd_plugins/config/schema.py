@@ -78,8 +78,9 @@ class CheckpointSpec(Spec):
         given = self.model_fields_set
         if given and not given & {"path", "runs"}:  # an explicit `path: null` is fine
             raise ValueError(
-                f"{' and '.join(sorted(given))} is set, but neither runs nor path is, so no "
-                "checkpoint would be written. Set checkpoint.runs"
+                f"{' and '.join(f'checkpoint.{key}' for key in sorted(given))} is set, but neither "
+                "checkpoint.runs nor checkpoint.path is, so no checkpoint would be written. Set "
+                "checkpoint.runs"
             )
         return self
 
@@ -107,11 +108,12 @@ class ScheduleSpec(Spec):
             )
         if self.decay == "none" and (self.steps is not None or self.floor):
             raise ValueError(
-                "steps and floor have no effect without a decay. Set decay, for example to cosine"
+                "keys 'steps' and 'floor' have no effect without a decay. Set the key 'decay', "
+                "for example to 'cosine'"
             )
         if self.steps is not None and self.steps <= self.warmup:
             raise ValueError(
-                f"steps is {self.steps}, but the warm-up takes {self.warmup} steps. Set "
+                f"schedule.steps is {self.steps}, but the warm-up takes {self.warmup} steps. Set "
                 "schedule.steps to a larger number than schedule.warmup"
             )
         return self
@@ -142,8 +144,8 @@ class ValidationSpec(Spec):
     def _has_a_best(cls, metric: str) -> str:
         if metric in ("calibration", "num_samples"):
             raise ValueError(
-                f"metric {metric} does not rank models. Use another metric, such as "
-                "normalized_entropy"
+                f"metric {metric!r} does not rank models. Use another metric, such as "
+                "'normalized_entropy'"
             )
         return metric
 
@@ -151,12 +153,12 @@ class ValidationSpec(Spec):
     def _knows_the_best(self) -> Self:
         if self.mode is None and self.metric not in _BEST:
             raise ValueError(
-                f"metric {self.metric} has no default mode. Set validation.mode to min or max"
+                f"metric {self.metric!r} has no default mode. Set validation.mode to 'min' or 'max'"
             )
         if self.mode not in (None, _BEST.get(self.metric, self.mode)):
             raise ValueError(
-                f"mode: {self.mode} selects the worst {self.metric}. Remove mode, or set mode: "
-                f"{_BEST[self.metric]}"
+                f"mode: {self.mode} selects the step with the worst {self.metric!r}. Remove the "
+                f"key 'mode', or set mode: {_BEST[self.metric]}"
             )
         return self
 
@@ -280,7 +282,7 @@ class TrainingSpec(Spec):
     def _trains_tables(cls, optimizer: Any) -> Any:
         if optimizer in ("adam", "adamw", "adagrad"):
             raise ValueError(
-                f"embedding tables cannot use {optimizer!r} here. Use rowwise_adagrad, and set "
+                f"embedding tables cannot use {optimizer!r} here. Use 'rowwise_adagrad', and set "
                 f"training.dense_optimizer: {optimizer} to train the dense layers with it. For "
                 "tables with another FBGEMM optimizer, such as Adam on CUDA, add an entry to the "
                 "section optimizers"

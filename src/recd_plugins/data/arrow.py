@@ -152,7 +152,9 @@ def _column(rows: Rows, name: str) -> Any:
     if index >= 0:
         return rows.data.column(index)
     names = rows.data.schema.names
-    advice = did_you_mean(name, names) or f". Use one of these columns: {', '.join(names)}"
+    advice = (
+        did_you_mean(name, names) or f". Use one of these columns: {', '.join(map(repr, names))}"
+    )
     where = f"{rows.origins[0].path}: row {rows.origins[0].first_row}" if rows.origins else "data"
     raise DataError(f"{where}: there is no column {name!r}{advice}")
 

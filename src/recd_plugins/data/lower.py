@@ -187,7 +187,8 @@ def _weights(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor |
     without = [name for name in names if name not in weights]
     if without:
         raise DataError(
-            f"features {', '.join(weights)} have weights, but {', '.join(without)} have none. Set "
-            "weights for all of these features (1 is neutral), or for none"
+            f"features {', '.join(map(repr, weights))} have weights, but "
+            f"{', '.join(map(repr, without))} have none. Set weights for all of these features (1 "
+            "is neutral), or for none"
         )
     return torch.cat(list(weights.values()))

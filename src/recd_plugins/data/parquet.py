@@ -213,16 +213,16 @@ class ParquetTable:
             for condition in where:
                 if condition.column not in keys:
                     raise DataError(
-                        f"{location}: option where uses {condition.column!r}, which is neither a "
+                        f"{location}: option 'where' uses {condition.column!r}, which is neither a "
                         "column nor a partition key. Use one of these: "
-                        f"{', '.join([*self.schema.names, *keys])}"
+                        f"{', '.join(map(repr, [*self.schema.names, *keys]))}"
                     )
             if all(holds_for_key(each, _key(keys[each.column]), location) for each in where):
                 kept.append(location)
         if not kept:
             raise DataError(
                 f"{self.root}: none of {len(found)} files is in a partition that meets option "
-                f"where: {', '.join(map(str, where))}. Fix the values in option where"
+                f"'where': {', '.join(map(str, where))}. Fix the values in this option"
             )
         return kept
 

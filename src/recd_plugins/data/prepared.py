@@ -88,10 +88,10 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
         ]
         if copies and len(copies) < len(bags):
             raise ExactnessError(
-                f"{module.path}: tables {', '.join(copies)} are replicated on every rank, but the "
-                "other tables of this module are not. Move the replicated tables to a separate "
-                "EmbeddingBagCollection with input batch.replicated_features, or use another "
-                "sharding"
+                f"module {module.path!r}: tables {', '.join(map(repr, copies))} are replicated on "
+                "every rank, but the other tables of this module are not. Move the replicated "
+                "tables to a separate EmbeddingBagCollection with input "
+                "batch.replicated_features, or use another sharding"
             )
         for table in module.tables:
             if not table.pooled:

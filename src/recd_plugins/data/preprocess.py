@@ -65,7 +65,7 @@ def _apply_steps(
     for step in steps:
         per_row = step.scope == "row"
         offsets = offsets_of(lengths) if per_row else torch.tensor([0, values.numel()])
-        with _step_call(step, f"transform of {', '.join(features)}"):
+        with _step_call(step, f"transform of {', '.join(map(repr, features))}"):
             values, offsets = step.transform(values, offsets)
         if per_row:
             lengths = torch.diff(offsets).to(lengths.dtype)
@@ -147,8 +147,9 @@ class Preprocess:
         changed = [key for key in keys if key in self._steps]
         if changed and tensor.weights_or_none() is not None:
             raise DataError(
-                f"features {', '.join(changed)} have weights, but preprocessing does not support "
-                "weights. Remove these features from preprocessing:, or drop their weights"
+                f"features {', '.join(map(repr, changed))} have weights, but preprocessing does "
+                "not support weights. Remove these features from preprocessing:, or drop their "
+                "weights"
             )
         by_feature = lengths.view(len(keys), -1)
         ids_per_feature = by_feature.sum(1).tolist() if len(keys) > 1 else [values.numel()]
@@ -225,7 +226,7 @@ def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
     if step.scope == "id":
         values, _ = _apply_steps([step], part.keys(), part.values(), part.lengths())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())
-    with _step_call(step, f"kept_lengths of {', '.join(part.keys())}"):
+    with _step_call(step, f"kept_lengths of {', '.join(map(repr, part.keys()))}"):
         kept = step.kept_lengths(part.lengths())
     return None if kept is None else _shortened(part, kept.to(part.lengths().dtype))
 
@@ -301,8 +302,9 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
             if found and taken[entry.field].isdisjoint(found):
                 kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
                 message = (
-                    f"{entry.plugin.name} supports {' and '.join(_CALLED[k] for k in takes)}, but "
-                    f"{pattern!r} matches only {', '.join(found)}: {kind}. Change the pattern"
+                    f"{entry.plugin.name!r} supports {' and '.join(_CALLED[k] for k in takes)}, "
+                    f"but {pattern!r} matches only {', '.join(map(repr, found))}: {kind}. Change "
+                    "the pattern"
                 )
                 where = str(registry.path), entry.line, f"{entry.field}.features"
                 raise RegistryError([Problem(*where, message)])
@@ -322,9 +324,10 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
         if not those or len(table.features) == 1 or together:
             continue
         message = (
-            f"{' and '.join(table.features)} share the table {table.name}, but {entry.plugin.name} "
-            f"builds a separate vocabulary for {' and for '.join(those)}. List all features of the "
-            "table in one entry with shared: true"
+            f"features {' and '.join(map(repr, table.features))} share table {table.name!r}, but "
+            f"{entry.plugin.name!r} builds a separate vocabulary for "
+            f"{' and for '.join(map(repr, those))}. List all features of the table in one entry "
+            "with shared: true"
         )
         raise RegistryError([Problem(str(registry.path), entry.line, entry.field, message)])
 

@@ -215,7 +215,7 @@ class PlannedReader(Reader):
         if plan.num_steps(world_size) == 0:
             raise DataError(
                 f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size} on "
-                f"each of {world_size} ranks. Lower training.batch_size or training.ranks"
+                f"each of {world_size} ranks. Reduce training.batch_size or training.ranks"
             )
         self._plan = plan
         self._read = read
@@ -299,7 +299,7 @@ class PlannedReader(Reader):
         for name, mine in self._data.items():
             if (theirs := state["data"].get(name)) != mine:
                 raise DataError(
-                    f"the checkpoint belongs to other data than {self._what}: {name} was "
+                    f"the checkpoint belongs to other data than {self._what}: {name!r} was "
                     f"{theirs!r} and is now {mine!r}. Restore the previous data and options, or "
                     "start a new run"
                 )

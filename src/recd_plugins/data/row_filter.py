@@ -64,13 +64,13 @@ class Condition(BaseModel):
         if self.op in _NO_VALUE:
             if self.value is not None:
                 raise ValueError(
-                    f"operator {self.op} needs no value, got {self.value!r}. Remove the value"
+                    f"operator {self.op!r} needs no value, got {self.value!r}. Remove the value"
                 )
         elif self.op == "in":
             if not isinstance(self.value, list | tuple):
-                raise ValueError(f"operator in needs a list of values, got {self.value!r}")
+                raise ValueError(f"operator 'in' needs a list of values, got {self.value!r}")
         elif self.value is None or isinstance(self.value, list | tuple | dict):
-            raise ValueError(f"operator {self.op} needs a single value, got {self.value!r}")
+            raise ValueError(f"operator {self.op!r} needs a single value, got {self.value!r}")
         return self
 
     def __str__(self) -> str:
@@ -92,8 +92,8 @@ class RowFilter:
         for condition in conditions:
             if condition.column not in schema.names:
                 raise DataError(
-                    f"{where}: option where uses {condition.column!r}, which is not a column. Use "
-                    f"one of these columns: {', '.join(schema.names)}"
+                    f"{where}: option 'where' uses {condition.column!r}, which is not a column. "
+                    f"Use one of these columns: {', '.join(map(repr, schema.names))}"
                 )
         fields = [schema.field(name) for name in self.columns]
         self.floats = any(pt.is_floating(field.type) for field in fields)
@@ -118,8 +118,8 @@ def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
         column = pa.array([key], pa.string()).cast(kind)
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{where}: option where compares partition {condition.column}={key} with a number: "
-            f"{condition}. Write the value in quotes"
+            f"{where}: option 'where' compares the partition {condition.column}={key} with a "
+            f"number: {condition}. Write the value in quotes"
         ) from error
     row = pa.record_batch({condition.column: column})
     return len(RowFilter([condition], row.schema, where).kept(row)) > 0
@@ -149,7 +149,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
         schema.empty_table().select([condition.column]).filter(expression)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise DataError(
-            f"{where}: condition {condition} of option where does not fit column "
+            f"{where}: condition {condition} of option 'where' does not fit column "
             f"{condition.column!r} of type {kind}: {error}. Use a value of this type"
         ) from error
     return expression

@@ -56,8 +56,9 @@ class RowPipeline(Feed):
             made, rows = steps[-1].num_ids, num_embeddings.get(feature)
             if made is not None and rows is not None and made > rows:
                 message = (
-                    f"{steps[-1].name} produces up to {made:,} ids of feature {feature}, but the "
-                    f"table has {rows:,} rows. Raise num_embeddings, or lower the number of ids"
+                    f"{steps[-1].name!r} produces up to {made:,} ids of feature {feature!r}, but "
+                    f"the table has {rows:,} rows. Raise num_embeddings, or lower the number of "
+                    "ids"
                 )
                 where = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")
                 raise RegistryError([Problem(*where, message)])

@@ -78,7 +78,8 @@ class Location:
                 infos = files.get_file_info(pafs.FileSelector(path, recursive=True))
         except FileNotFoundError as error:
             raise DataError(
-                f"{self}: no such file or folder (current directory: {Path.cwd()})"
+                f"{self}: no such file or folder (current directory: {Path.cwd()}). Correct the "
+                "path"
             ) from error
         except (OSError, pa.ArrowException, UnicodeError) as error:
             raise DataError(f"{self}: the folder cannot be listed: {error}") from error

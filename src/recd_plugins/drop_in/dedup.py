@@ -119,11 +119,11 @@ class Decision:
         lines = []
         for path, features in self.features.items():
             total = sum((self.counted[path][name] for name in sorted(features)), _NONE)
-            names = shortened(sorted(features))
+            names = shortened(sorted(features), str)
             lines.append(f"{path}: dedupe factor {total.factor:.1f} for the features {names}")
             if rest := self.counted[path].keys() - features:
                 lines.append(
-                    f"{path}: not deduplicated, too few duplicates: {shortened(sorted(rest))}"
+                    f"{path}: not deduplicated, too few duplicates: {shortened(sorted(rest), str)}"
                 )
         lines += [f"{path}: not deduplicated, since {why}" for path, why in self.left.items()]
         if not lines:

@@ -35,7 +35,7 @@ class PlannedTables:
     def __str__(self) -> str:
         lines = [str(self.tables), "", "features"]
         if self.deduplicated:
-            lines.append(f"  deduplicated by dedup(loader): {shortened(self.deduplicated)}")
+            lines.append(f"  deduplicated by dedup(loader): {shortened(self.deduplicated, str)}")
         lines += [f"  not deduplicated: {feature}, {why}" for feature, why in self.plain.items()]
         return "\n".join(lines)
 

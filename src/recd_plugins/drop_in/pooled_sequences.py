@@ -202,12 +202,12 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
     found = installed_class("pooling", pooling) if isinstance(pooling, str) else type(pooling)
     if issubclass(found, TargetPooling) or not isinstance(each, str):
         raise PluginError(
-            f"{found.name} cannot pool {each!r} in PooledSequences, because it pools only one "
+            f"{found.name!r} cannot pool {each!r} in PooledSequences, because it pools only one "
             "feature or needs a target vector per row. Use SequencePooling, or your own module."
         )
     plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
     assert isinstance(plugin, Pooling)
-    with plugin_call(plugin, f"build for feature {each}"):
+    with plugin_call(plugin, f"build for feature {each!r}"):
         return plugin.build(dims[each])
 
 

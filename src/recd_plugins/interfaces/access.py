@@ -178,13 +178,13 @@ class TableAccess:
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
                 raise DataError(
-                    f"table {self.table}: {what} is {mine} in one profile, but {theirs} in the "
+                    f"table {self.table!r}: {what} is {mine} in one profile, but {theirs} in the "
                     "other. Merge only profiles of the same model"
                 )
         if self.batch_size != other.batch_size:
             raise DataError(
-                f"table {self.table}: one profile counts {self.counted}, but the "
-                f"other counts {other.counted}. Create both with recd profile registry --all-rows"
+                f"table {self.table!r}: one profile counts {self.counted}, but the other counts "
+                f"{other.counted}. Create both with recd profile registry --all-rows"
             )
         rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
         merged = TableAccess.from_counts(
@@ -372,12 +372,13 @@ class AccessProfile:
         name = f"the access profile {f'{self.path} ' if self.path else ''}of {self.source}"
         if found is None:
             raise DataError(
-                f"{name} does not contain table {table}, only: "
-                f"{', '.join(self.tables) or 'none'}. Profile this table with recd profile registry"
+                f"{name} does not contain table {table!r}, only: "
+                f"{', '.join(map(repr, self.tables)) or 'none'}. Profile this table with recd "
+                "profile registry"
             )
         if found.num_embeddings != num_embeddings:
             raise DataError(
-                f"{name} has {found.num_embeddings:,} rows for table {table}, but the model has "
+                f"{name} has {found.num_embeddings:,} rows for table {table!r}, but the model has "
                 f"{num_embeddings:,}. Profile the data again with recd profile registry"
             )
         return found

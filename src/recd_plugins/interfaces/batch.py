@@ -190,11 +190,11 @@ class ModelInput(Pipelineable):
         ]
         if forgotten:
             raise ExactnessError(
-                f"the model ignores deduplication of {', '.join(forgotten)} and pools the "
-                "output of the EmbeddingCollection directly. "
-                "Pool batch.unique_rows(feature, output[feature]) and repeat the results with "
-                "index_select(0, batch.inverse_lookup[feature]). Or use SequencePooling, or remove "
-                "the features from the converter"
+                "the model ignores deduplication of the features "
+                f"{', '.join(map(repr, forgotten))} and pools the output of the "
+                "EmbeddingCollection directly. Pool batch.unique_rows(feature, output[feature]) "
+                "and repeat the results with index_select(0, batch.inverse_lookup[feature]). Or "
+                "use SequencePooling, or remove the features from the converter"
             )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:

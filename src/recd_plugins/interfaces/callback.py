@@ -182,8 +182,9 @@ class Callback(Plugin, ABC):
             RecdError: the plugin cannot restore these states.
         """
         raise RecdError(
-            f"{self.name} cannot load a state, but the checkpoint contains a state of "
-            f"{len(states)} ranks. Resume with the version of {self.name} that wrote the checkpoint"
+            f"callback {self.name!r} cannot load a state, but the checkpoint contains its state "
+            f"from {len(states)} ranks. Resume with the version of the callback that wrote the "
+            "checkpoint"
         )
 
 

@@ -203,8 +203,8 @@ class Dataset(Plugin, ABC):
             DataError: the dataset has no sessions, or ``reader`` raises DataError.
         """
         raise DataError(
-            f"{self.name} has no session column in the {split} split. Use a dataset with sessions, "
-            "or remove the plugins that need sessions"
+            f"dataset {self.name!r} has no session column in the {split} split. Use a dataset with "
+            "sessions, or remove the plugins that need sessions"
         )
 
     def label_mean(self) -> float | None:
@@ -227,8 +227,8 @@ class Dataset(Plugin, ABC):
             DataError: the split does not exist, or the dataset has no sessions.
         """
         raise DataError(
-            f"{self.name} has no sessions, so its {split} split cannot be scanned. Use a dataset "
-            "with sessions, or a Parquet file or folder"
+            f"dataset {self.name!r} has no sessions, so its {split} split cannot be scanned in "
+            "session order. Use a dataset with sessions, or a Parquet file or folder"
         )
 
     def keys(self) -> Mapping[str, str]:
@@ -267,7 +267,7 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: the dataset cannot score other tables, or a column is missing.
         """
-        raise DataError(f"dataset {self.name} does not support scoring of other tables")
+        raise DataError(f"dataset {self.name!r} does not support scoring of other tables")
 
 
 class DatasetWrapper(Dataset):

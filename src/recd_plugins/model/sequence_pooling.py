@@ -58,7 +58,7 @@ class SequencePooling(nn.Module):
 
     def put(self, feature: str, plugin: Pooling) -> None:
         """Pool ``feature`` with ``plugin``; features of the same plugin object may form groups."""
-        with plugin_call(plugin, f"build for feature {feature}"):
+        with plugin_call(plugin, f"build for feature {feature!r}"):
             self.poolings[_key(feature)] = plugin.build(self.embedding_dim)
         self.pooled_by[feature] = plugin
 
@@ -157,7 +157,7 @@ def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
 
 
 def _described(groups: list[_Group]) -> str:
-    return f"pooling {', '.join(name for group in groups for name in group.features)}"
+    return f"pooling {', '.join(repr(name) for group in groups for name in group.features)}"
 
 
 def _key(feature: str) -> str:

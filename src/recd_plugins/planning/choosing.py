@@ -193,8 +193,8 @@ def choose(
         problem = "the other entries select every table. Remove this entry."
     elif twice := names_of_several(tables):
         problem = (
-            f"several modules have tables named {shortened(twice)}. Rename these tables, or select "
-            "them in another entry."
+            f"several modules have tables with the same name: {shortened(twice)}. Rename these "
+            "tables, or select them in another entry."
         )
     if problem:
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
@@ -432,8 +432,8 @@ def _costs(context: PlanContext, name: str) -> StageCosts:
     """Return the machine's costs, with assumed values for unmeasured ones."""
     if context.costs is None:
         raise SetupError(
-            f"{name} needs measured or assumed step costs, but the PlanContext has costs=None. Set "
-            "its costs, or call prepare() without a context."
+            f"{name!r} needs measured or assumed step costs, but the PlanContext has costs=None. "
+            "Set its costs, or call prepare() without a context."
         )
     all_to_all, other = context.costs.all_to_all, context.costs.other
     if not all_to_all.collectives:

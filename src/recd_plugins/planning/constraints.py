@@ -182,12 +182,14 @@ def feasible(
                 if kind in (wanted.sharding_types or offered) and asked & set(offered[kind])
             ]
             if not kinds:
-                of = f", {', '.join(wanted.compute_kernels)}" if wanted.compute_kernels else ""
+                asked_for = " or".join(f" {kind!r}" for kind in wanted.sharding_types or [])
+                if wanted.compute_kernels:
+                    asked_for += f" with kernels {', '.join(map(repr, wanted.compute_kernels))}"
                 raise SetupError(
-                    f"table {name!r} cannot be sharded "
-                    f"{', '.join(wanted.sharding_types or [])}{of} on {device_type}. "
-                    f"{type(sharder).__name__} supports the sharding types {', '.join(offered)} "
-                    f"and the kernels {', '.join(every)}. Use one of these in the table's entry."
+                    f"table {name!r} cannot be sharded{asked_for} on {device_type}. "
+                    f"{type(sharder).__name__} supports the sharding types "
+                    f"{', '.join(map(repr, offered))} and the kernels "
+                    f"{', '.join(map(repr, every))}. Use one of these in the table's entry."
                 )
             if wanted.compute_kernels:
                 narrowed[name] = replace(wanted, sharding_types=kinds)
@@ -208,7 +210,7 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
                 value, other = getattr(constraints, field), getattr(merged.get(name), field, None)
                 if first is not entry and other != value:
                     raise SetupError(
-                        f"{entry.where}table {name!r}: {entry.plugin} and {first.plugin} set "
+                        f"{entry.where}table {name!r}: {entry.plugin!r} and {first.plugin!r} set "
                         f"different {field} ({value} and {other}). Remove the table from one of "
                         "the two entries."
                     )

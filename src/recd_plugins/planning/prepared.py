@@ -337,13 +337,13 @@ def _check_kernels(
     for table in kernels.tables:
         if (sharding := sharded.get(table)) is None:
             continue
-        where = f"{sharding.plugin.name} ({sharding.field}, line {sharding.line})"
+        where = f"{sharding.plugin.name!r} ({sharding.field}, line {sharding.line})"
         with at_entry(path, entry):
             if sharding.plugin.replicates:
                 raise SetupError(
                     f"table {table!r} has a cache, but {where} replicates the table on every rank, "
-                    "where a cache has no use. Remove one of the two entries, or shard the table "
-                    "row-wise, column-wise or table-wise."
+                    "where a cache has no use. Remove the table from one of the two entries, or "
+                    "shard it row-wise, column-wise or table-wise."
                 )
             if table in why:
                 raise SetupError(f"table {table!r} has a cache, but {where} {why[table]}")
@@ -396,7 +396,7 @@ def _check_other_entries(
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):
             continue
-        where = f"{entry.plugin.name} ({entry.field}, line {entry.line})"
+        where = f"{entry.plugin.name!r} ({entry.field}, line {entry.line})"
         part = parts.get(entry.field)
         if part is not None and not part.follows_optimizers:
             raise SetupError(
@@ -413,7 +413,7 @@ def _check_other_entries(
 
 def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -> RowUpdate:
     plugin = entry.plugin
-    what = f"update of table {table.name}"
+    what = f"update of table {table.name!r}"
     with plugin_call(plugin, what):
         update = plugin.update(table)
     try:

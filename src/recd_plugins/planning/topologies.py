@@ -93,7 +93,7 @@ class TopologySpec(BaseModel):
             names = ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
             if missing := [name for name in names if getattr(self, name) is None]:
                 raise ValueError(
-                    f"device: cuda needs the keys {', '.join(missing)}. Add these keys."
+                    f"device: cuda needs the keys {', '.join(map(repr, missing))}. Add these keys."
                 )
         return self
 
@@ -364,7 +364,7 @@ def _path_of(name: str) -> Path:
     known = topology_names()
     raise RecdError(
         f"no topology is named {name!r}"
-        + (did_you_mean(name, known) or f". Known topologies: {', '.join(known)}.")
+        + (did_you_mean(name, known) or f". Known topologies: {', '.join(map(repr, known))}.")
         + " The path of a topology file must end in .yaml."
     )
 

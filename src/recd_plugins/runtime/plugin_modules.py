@@ -54,7 +54,7 @@ class Package:
                 module: ModuleType = self.entry_point.load()
         except Exception as error:
             raise PluginError(
-                f"{self.origin}: entry point {self.name} = {self.entry_point.value} failed to "
+                f"{self.origin}: entry point '{self.name} = {self.entry_point.value}' failed to "
                 f"load: {type(error).__name__}: {error}. Fix or uninstall {self.distribution}."
             ) from error
         return module
@@ -73,8 +73,8 @@ def installed_packages() -> list[Package]:
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
         raise PluginError(
-            f"--without or {WITHOUT}: there is no installed plugin package {', '.join(unknown)}. "
-            f"Use one of: {', '.join(sorted(known))}."
+            f"--without or {WITHOUT}: there is no installed plugin package "
+            f"{', '.join(map(repr, unknown))}. Use one of: {', '.join(map(repr, sorted(known)))}."
         )
     return [
         package

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 # Shorter words are not completed to a name.
 _BEGINNING = 3
@@ -19,19 +19,22 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``". Did you mean NAME?"``, or an empty string if no known name is similar."""
+    """Return ``". Did you mean 'NAME'?"``, or an empty string if no known name is similar."""
     known = list(known)
     begun = [name for name in known if name.lower().startswith(word.lower())]
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.63)
     if len(word) >= _BEGINNING and len(begun) == 1:
         close = begun
-    return f". Did you mean {close[0]}?" if close else ""
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
-def shortened(names: Sequence[str]) -> str:
-    """Return the first eight names, separated by commas, and the number of remaining names."""
+def shortened(names: Sequence[str], form: Callable[[str], str] = repr) -> str:
+    """Return the first eight names, separated by commas, and the number of remaining names.
+
+    ``form`` formats one name, with quotes by default.
+    """
     more = len(names) - 8
-    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(form, names[:8])) + (f" and {more} more" if more > 0 else "")
 
 
 def read_bytes(words: str | int) -> int:

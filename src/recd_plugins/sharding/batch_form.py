@@ -201,8 +201,8 @@ def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> No
         return
     if weights.requires_grad:
         raise ExactnessError(
-            f"the weights of the features {', '.join(features.keys())} require a gradient, but "
-            "TorchRec's input dist drops this gradient. Use a "
+            f"the weights of the features {', '.join(map(repr, features.keys()))} require a "
+            "gradient, but TorchRec's input dist drops this gradient. Use a "
             "FeatureProcessedEmbeddingBagCollection, or detach the weights."
         )
     refuse_weighted_mean(means)

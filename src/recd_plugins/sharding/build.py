@@ -59,8 +59,8 @@ def _defaults(sharder: Any, other: SharderDefaults) -> SharderDefaults:
         own, given = getattr(sharder, name), getattr(other, name)
         if own and given:
             raise SetupError(
-                f"{name} is set both in sharders() and on a sharder in base. Remove one of the two "
-                "arguments."
+                f"argument {name!r} is set both in sharders() and on a sharder in base. Remove it "
+                "from one of them."
             )
         found[name] = own or given
     return SharderDefaults(use_index_dedup=getattr(sharder, "_use_index_dedup", False), **found)
@@ -153,10 +153,9 @@ def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
     found = [each for each in base if each.module_type is stock().module_type]
     if found and type(found[-1]) is not stock:
         raise SetupError(
-            f"base contains a sharder of type {type(found[-1]).__name__}, but only TorchRec's own "
-            f"{stock.__name__} can be replaced by the exact sharder. Remove "
-            f"{type(found[-1]).__name__} from base, or add it to the list that sharders() "
-            "returns."
+            f"argument 'base' contains a sharder of type {type(found[-1]).__name__}, but only "
+            f"TorchRec's own {stock.__name__} can be replaced by the exact sharder. Remove "
+            f"{type(found[-1]).__name__} from base, or add it to the list that sharders() returns."
         )
     return found[-1] if found else None
 
@@ -189,13 +188,13 @@ def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module
         named = [t.name for t in module.tables if any(each.matches(t.name) for each in entries)]
         if module.ours and named:
             logger.warning(
-                "registry entries select the tables %s, but module %s stays unsharded. Add a "
-                "sharder for %s to base.",
+                "registry entries select the tables %s, but module %r stays unsharded. Add a "
+                "sharder for %s to argument 'base'.",
                 *(shortened(named), path, kind.__name__),
             )
         if not module.ours and any(type(child) in types for child in module.shardable.modules()):
             logger.warning(
-                "base shards only the tables inside %s (%s), so each rank trains its own id map or "
-                "weights. Add a sharder for %s to base.",
+                "argument 'base' shards only the tables inside module %r (%s), so each rank "
+                "trains its own id map or weights. Add a sharder for %s to argument 'base'.",
                 *(path, kind.__name__, kind.__name__),
             )

@@ -51,9 +51,9 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
     ]
     if forgotten:
         raise ExactnessError(
-            f"no optimizer updates the parameters {', '.join(forgotten)}. Pass them to the dense "
-            "optimizer with in_backward_optimizer_filter(model.named_parameters()), or shard the "
-            "table with compute_kernel='fused'."
+            f"no optimizer updates the parameters {', '.join(map(repr, forgotten))}. Pass them to "
+            "the dense optimizer with in_backward_optimizer_filter(model.named_parameters()), or "
+            "shard the table with compute_kernel='fused'."
         )
 
 

@@ -242,9 +242,9 @@ def _refuse_row_wise_means(
         return
     if tables := [table for table in means if params[table].sharding_type in _ROW_WISE]:
         raise SetupError(
-            f"{name}: tables {', '.join(tables)} are sharded by rows and use mean pooling, which "
-            f"TorchRec divides wrongly in a {type(module).__name__}. Shard these tables table-wise "
-            "or column-wise, or use sum pooling."
+            f"module {name!r}: tables {', '.join(map(repr, tables))} are sharded by rows and use "
+            f"mean pooling, which TorchRec divides wrongly in a {type(module).__name__}. Shard "
+            "these tables table-wise or column-wise, or use sum pooling."
         )
 
 

@@ -253,4 +253,6 @@ def _check(kjt: KeyedJaggedTensor, keys: Sequence[str]) -> None:
             "partial deduplication does not support weights. Use InverseKeyedJaggedTensor.from_kjt"
         )
     if unknown := [key for key in keys if key not in kjt.keys()]:  # noqa: SIM118
-        raise ValueError(f"the KJT has no feature {unknown[0]!r}, only {', '.join(kjt.keys())}")
+        raise ValueError(
+            f"the KJT has no feature {unknown[0]!r}, only {', '.join(map(repr, kjt.keys()))}"
+        )

@@ -58,7 +58,9 @@ def deduplicate(
     buffers = [readable(tensor).numpy() for tensor in tensors]
     stride, offsets = kjt.stride(), kjt.offsets().cpu().numpy()
     if unknown := {key for group in groups for key in group} - set(kjt.keys()):
-        raise ValueError(f"the KJT has no feature {min(unknown)!r}, only {', '.join(kjt.keys())}")
+        raise ValueError(
+            f"the KJT has no feature {min(unknown)!r}, only {', '.join(map(repr, kjt.keys()))}"
+        )
     place = {key: index * stride for index, key in enumerate(kjt.keys())}
     columns = [
         [

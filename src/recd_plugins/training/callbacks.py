@@ -114,7 +114,7 @@ class Callbacks:
                     self._call(each, "load_state_dict", progress.callbacks[key])
                     break
         if gone and self.rank == 0:
-            names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
+            names = ", ".join(sorted({repr(key.partition("#")[0]) for key in gone}))
             click.echo(
                 f"The saved state of {names} is ignored, because the registry file does not use "
                 "this callback",

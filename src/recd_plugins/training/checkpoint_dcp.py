@@ -223,15 +223,17 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None, "set_up_planner came before"
         for name, stored in {} if self._partial else self.metadata.state_dict_metadata.items():
             if name.startswith(_MODEL) and name not in self.state_dict:
-                raise ValueError(f"the checkpoint has {name}, but the model has no such parameter")
+                raise ValueError(
+                    f"the checkpoint has the parameter {name!r}, but the model does not"
+                )
             dtype = getattr(self.state_dict.get(name), "dtype", None)
             if isinstance(stored, TensorStorageMetadata) and dtype not in (
                 None,
                 stored.properties.dtype,
             ):
                 raise ValueError(
-                    f"{name} is {stored.properties.dtype} in the checkpoint, but {dtype} in the "
-                    "model"
+                    f"parameter {name!r} is {stored.properties.dtype} in the checkpoint, but "
+                    f"{dtype} in the model"
                 )
         return super().create_local_plan()
 
@@ -240,7 +242,9 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         for name in self.metadata.state_dict_metadata if self.metadata else ():
             if name.startswith(self._trained) and name not in read:
-                raise ValueError(f"the checkpoint has {name}, but the optimizer has no such state")
+                raise ValueError(
+                    f"the checkpoint has the optimizer state {name!r}, but the optimizer does not"
+                )
         return super().create_global_plan(global_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:

@@ -78,7 +78,7 @@ def unused_line(registry: RunConfig) -> str:
     left_out = registry.dataset.left_out()
     if not left_out:
         return ""
-    named = shortened([f"{name} ({why})" for name, why in left_out.items()])
+    named = shortened([f"{name} ({why})" for name, why in left_out.items()], str)
     return f"columns that the run does not use: {named}"
 
 

@@ -301,14 +301,14 @@ class Metrics:
             for name, value in results.items():
                 if name in found or name in _OF_QUALITY:
                     raise PluginError(
-                        f"{where}: metric {name!r} of {entry.plugin.name} has the name of a "
-                        "built-in metric or of another plugin's metric. Return another name from "
-                        "results()."
+                        f"{where}: metric {name!r} of plugin {entry.plugin.name!r} has the name of "
+                        "a built-in metric or of another plugin's metric. Return another name "
+                        "from results()."
                     )
                 if not math.isfinite(value):
                     click.echo(
-                        f"{where}: metric {name!r} of {entry.plugin.name} is {value}, not a finite "
-                        "number",
+                        f"{where}: metric {name!r} of plugin {entry.plugin.name!r} is {value}, not "
+                        "a finite number",
                         err=True,
                     )
                 found[name] = float(value)
@@ -318,7 +318,7 @@ class Metrics:
 def check_evaluation(registry: RunConfig) -> None:
     """Raise ``RegistryError`` if metrics or validation are configured without a test split."""
     has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
-    why = f"dataset {registry.dataset.name} has no test split"
+    why = f"dataset {registry.dataset.name!r} has no test split"
     remedy = "configure a test split in dataset.options"
     if not registry.training.evaluate:
         why, remedy = "training.evaluate is false", "set training.evaluate to true"
@@ -338,8 +338,9 @@ def check_evaluation(registry: RunConfig) -> None:
             wrong.append((0, "training.validation", text))
         elif spec.metric not in known and not metrics:
             text = (
-                f"metric {spec.metric!r} is not a built-in metric ({', '.join(known)}), and the "
-                "section metrics: is empty. Use a built-in metric, or add a metric plugin."
+                f"metric {spec.metric!r} is not a built-in metric ({', '.join(map(repr, known))}), "
+                "and the section metrics: is empty. Use a built-in metric, or add a metric "
+                "plugin."
             )
             wrong.append((0, "training.validation", text))
     if wrong:
@@ -383,7 +384,11 @@ class Validation:
         if self._spec.metric not in values:
             raise RecdError(
                 f"training.validation.metric: no metric is named {self._spec.metric!r}. "
-                + (f"Use one of {', '.join(values)}." if values else "The test split has no rows.")
+                + (
+                    f"Use one of: {', '.join(map(repr, values))}."
+                    if values
+                    else "The test split has no rows."
+                )
             )
         value = float(values[self._spec.metric])
         self.curve = self.curve.with_value(step, value if math.isfinite(value) else None)

@@ -383,5 +383,5 @@ def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str
         for values in (before, now)
     ]
     name = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
-    name = re.sub(rf"^{_KINDS}\.", "the type of column ", name)
+    name = re.sub(rf"^{_KINDS}\.(.*)", r"the type of column '\1'", name)
     return f"{name} was {shown[0]} and is now {shown[1]}"

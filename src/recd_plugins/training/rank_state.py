@@ -131,7 +131,7 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
             continue
         if isinstance(tensor, ShardedTensor):
             raise SetupError(
-                f"{name} is already sharded. Call first_weights(model) before "
+                f"parameter {name!r} is already sharded. Call first_weights(model) before "
                 "DistributedModelParallel."
             )
         if (first := first_values_of(tensor)) is not None:

@@ -79,8 +79,8 @@ def read_settings(folder: Path) -> RunSettings:
         settings = RunSettings(**found or {})
     except TypeError as error:
         raise RecdError(
-            f"{folder}: this is not the folder of a run. Use a folder that recd run has written, "
-            "such as runs/clicks/3, or a registry file."
+            f"{folder}: this is not a folder that recd run has written. Use a run folder, such as "
+            "runs/clicks/3, or a registry file."
         ) from error
     return RunSettings(**{**asdict(settings), "settings": tuple(settings.settings)})
 
@@ -114,7 +114,9 @@ def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -
         raise RecdError(f"{folder}: there is no run {number}. Use an existing run: {names}.")
     runs = [path for path in runs if not trained or checkpoints_in(path)]
     if not runs:
-        raise RecdError(f"{folder}: there is no run with a checkpoint. Train with recd run first.")
+        raise RecdError(
+            f"{folder}: no run in this folder has a checkpoint. Train with recd run first."
+        )
     return runs[-1]
 
 

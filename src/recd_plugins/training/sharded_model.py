@@ -220,7 +220,7 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
             verb = "reuses" if fits else "searches again, because this run cannot use"
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
             click.echo(
-                f"{chooser.plugin.name} {verb} the sharding in {checkpoint}: {uses}", err=True
+                f"{chooser.plugin.name!r} {verb} the sharding in {checkpoint}: {uses}", err=True
             )
         if not fits:
             return registry

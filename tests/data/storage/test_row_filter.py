@@ -183,7 +183,7 @@ def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (["hours", ">=", 3], "option where uses 'hours', which is neither a column"),
+        (["hours", ">=", 3], "option 'where' uses 'hours', which is neither a column"),
         (["hour", ">=", "three"], "condition hour >= 'three' of .* column 'hour' of type int8: "),
         (["hour", ">=", 3.5], "condition hour >= 3.5 of .* column 'hour' of type int8: "),
         (["hour", "<", 1000], "condition hour < 1000 of .* column 'hour' of type int8: "),
@@ -228,7 +228,7 @@ def test_keys_of_hive_partitions_choose_files_unopened(folder, tmp_path):
         table = ParquetTable(folder, where=[condition("day", "==", value)])
         assert [path.parent.name for path in table.files] == ["day=02"]
     with pytest.raises(
-        DataError, match="none of 2 files is in a partition that meets option where"
+        DataError, match="none of 2 files is in a partition that meets option 'where'"
     ):
         ParquetTable(folder, where=[condition("day", ">", 2)])
     with pytest.raises(

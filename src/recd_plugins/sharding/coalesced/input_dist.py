@@ -63,9 +63,9 @@ def feature_groups(
         chosen = [name for name in names if name in coalesced]
         if chosen and (len(chosen) < len(names) or len({*chosen}) < len(chosen)):
             raise SetupError(
-                f"feature {feature!r} looks up the tables {', '.join(names)}, but only "
-                f"{', '.join(chosen)} are coalesced, or a table lists the feature twice. Coalesce "
-                "all of these tables or none, and list a feature once per table."
+                f"feature {feature!r} looks up the tables {', '.join(map(repr, names))}, but only "
+                f"{', '.join(map(repr, chosen))} are coalesced, or a table lists the feature "
+                "twice. Coalesce all of these tables or none, and list a feature once per table."
             )
         if chosen:
             groups.setdefault(tuple(names), []).append(feature)
@@ -364,15 +364,17 @@ def _inverse_indices(
     if missing := sorted(set(groups.keys) - set(names)):
         raise ExactnessError(
             "the batch has variable strides (VBE) but no inverse_indices for the features "
-            f"{', '.join(missing)}. Pass inverse_indices for all features that look up tables."
+            f"{', '.join(map(repr, missing))}. Pass inverse_indices for all features that look up "
+            "tables."
         )
     if indices.device.type == "cpu" and indices.numel():  # CUDA checks by itself
         lowest, highest = (each.tolist() for each in indices.aminmax(dim=1))
         for name, low, high in zip(names, lowest, highest, strict=True):
             if low < 0 or high >= strides[name]:
                 raise ExactnessError(
-                    f"feature {name!r}: inverse_indices range from {low} to {high}, but the "
-                    f"feature has {strides[name]} rows. Pass indices from 0 to {strides[name] - 1}."
+                    f"feature {name!r}: inverse_indices range from {low} to {high}, but the batch "
+                    f"has {strides[name]} rows of the feature. Pass indices from 0 to "
+                    f"{strides[name] - 1}."
                 )
     return dict(zip(names, indices, strict=True)), indices.shape[1]
 

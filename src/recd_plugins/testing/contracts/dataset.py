@@ -241,7 +241,7 @@ class DatasetContract(PluginContract):
         scanned = list(dataset.scan(self.split))
         for rows in scanned:
             missing = wanted - set(rows.data.schema.names)
-            assert not missing, f"scan yields no {', '.join(sorted(missing))}"
+            assert not missing, f"scan yields no columns {', '.join(map(repr, sorted(missing)))}"
             for name in (keys.session, keys.timestamp):
                 assert rows.data.column(name).null_count == 0, f"{name} has nulls"
         if smallest_batch(dataset) > 1:
