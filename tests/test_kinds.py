@@ -188,7 +188,7 @@ def test_kinds_and_plugins_of_files(site: Site) -> None:
     assert len(load_registry(registry, plugins_dir=folder).entries("audit")) == 1
     (folder / "a.py").write_text(plugin.replace("mine.", "yours.").replace("AUDIT", imported))
     with pytest.raises(
-        PluginError, match=r"a\.py: register_plugins returned Count, which is not a sub"
+        PluginError, match=r"a\.py: register_plugins returned the class Count, which is not a sub"
     ):
         load_registry(registry, plugins_dir=folder)
 
