@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import cProfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -20,46 +20,64 @@ from typing import Any, Literal
 import click
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import _scars_ranks
 from benchmarks._measure import Detail, Figure, Findings, Size, check_device, lower
+from benchmarks.ablation import DEDUP
+from benchmarks.scars import _job
+from recd_plugin_recd.models import rm_registry
+from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.data.loader import pinned
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import backend_for, launch
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import fused_params
+from recd_plugins.testing.fake_cuda import (
+    HostCounts,
+    HostEvent,
+    fake_cuda,
+    host_counts,
+    kernels_of,
+    mark_phases,
+)
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.sharded_model import Variant as Side
+from recd_plugins.training.sharded_model import build_sharded_model
 
 HostDevice = Literal["fake-cuda", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
-class _Variant:
-    """One model and its sharding."""
+class Variant:
+    """One model and its sharding, and the figures to report."""
 
+    figures: str
     model: Literal["demo", "scars", "rm1"] = "demo"
-    side: Literal["plugins", "baseline"] = "plugins"
+    side: Side = "plugins"
     ranks: int = 1
-    sharding: str = "{use: torchrec.planner, tables: ['*']}"
+    sharding: str = "use: torchrec.planner\n    tables: ['*']"
     own_sharders: bool = False
     coalesced: bool = False
 
 
-#: Variants and the figures that a report has of them.
-_VARIANTS: Mapping[str, tuple[_Variant, tuple[str, ...]]] = {
-    "demo_dedup": (_Variant(), ("launches", "dispatched", "syncs")),
-    "demo_coalesced": (
-        _Variant(sharding="{use: torchrec.table_wise, tables: ['*'], options: {coalesce: true}}"),
-        ("launches", "syncs"),
-    ),
-    "two_ranks": (_Variant(ranks=2), ("launches", "syncs")),
-    "two_tier": (
-        _Variant(ranks=2, sharding="{use: flexshard.two_tier, tables: ['t_seq_*']}"),
-        ("launches", "syncs", "backward_syncs"),
-    ),
-    "scars_cached": (_Variant("scars"), ("launches", "syncs")),
-    "scars_coalesced": (_Variant("scars", coalesced=True), ("launches", "syncs")),
-    "rm1": (_Variant("rm1"), ("dispatched",)),
-    "plain": (_Variant(side="baseline", own_sharders=True), ()),
-    "stock": (_Variant(side="baseline"), ()),
+_COALESCE = "use: torchrec.table_wise\n    tables: ['*']\n    options: {coalesce: true}"
+_TIERS = "use: flexshard.two_tier\n    tables: ['t_seq_*']"
+VARIANTS = {
+    "demo_dedup": Variant("launches dispatched syncs"),
+    "demo_coalesced": Variant("launches syncs", sharding=_COALESCE),
+    "two_ranks": Variant("launches syncs", ranks=2),
+    "two_tier": Variant("launches syncs backward_syncs", ranks=2, sharding=_TIERS),
+    "scars_cached": Variant("launches syncs", "scars"),
+    "scars_coalesced": Variant("launches syncs", "scars", coalesced=True),
+    "rm1": Variant("dispatched", "rm1"),
+    "plain": Variant("", side="baseline", own_sharders=True),
+    "stock": Variant("", side="baseline"),
 }
-_TINY = ("demo_dedup", "scars_cached")
 OPTIONS = [
-    click.Option(["--only"], type=click.Choice(list(_VARIANTS)), help="Count only this variant."),
+    click.Option(["--only"], type=click.Choice(list(VARIANTS)), help="Count only this variant."),
     click.Option(
         ["--device"], type=click.Choice(["fake-cuda", "cpu", "cuda"]), default="fake-cuda"
     ),
@@ -73,35 +91,9 @@ _PHASES = {
     "_prefetch": "prefetch",
     "_model_fwd": "forward",
 }
-_COLUMNS = (
-    *("copy batch", "input dist", "prefetch", "forward", "backward", "optimizer", "other", "all"),
-)
+_COLUMNS = [*dict.fromkeys(_PHASES.values()), "backward", "optimizer", "other", "all"]
 _KINDS = {"launches": "launch", "dispatched": "dispatched", "syncs": "sync", "copies": "copy"}
-_REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {{path: {folder}/papercal, generate: {{rows: 8192}}}}
-converter: {{use: recd.ikjt, options: {{groups: auto, min_dedupe_factor: 1.5}}}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100000}}}}
-pooling:
-  - {{use: recd.attention, features: ["seq_*"], options: {{heads: 2}}}}
-sharding: [{sharding}]
-model:
-  embedding_dim: 16
-  num_embeddings: 100000
-  bottom_mlp: [64]
-  top_mlp: [128, 64]
-  bag_pooling: mean
-training:
-  batch_size: {batch_size}
-  ranks: {ranks}
-  optimizer: rowwise_adagrad
-  learning_rate: 0.1
-  dense_learning_rate: 0.01
-  eps: 1.0e-3
-"""
+_DEMO = Path(__file__).parents[1] / "registry.yaml"
 
 
 @dataclass
@@ -111,7 +103,7 @@ class Counted:
     Attributes:
         by_phase: count per phase, for ``launches``, ``dispatched``, ``syncs`` and ``copies``.
         places: lines of kind, count, phase, operator, place and stream, most frequent first.
-        calls: Python calls; only on the CPU.
+        calls: calls of Python functions; only on the CPU.
         losses: loss of every step.
     """
 
@@ -127,212 +119,154 @@ def run(
     """Count the events of all variants."""
     if device == "cuda":
         check_device("cuda")
-    names = [only] if only else list(_TINY if size == "tiny" else _VARIANTS)
+    names = [only] if only else ["demo_dedup", "scars_cached"] if size == "tiny" else [*VARIANTS]
     batch_size = 64 if size == "tiny" else 512
     with tempfile.TemporaryDirectory() as folder:
 
         def count(name: str, device: HostDevice) -> Counted:
-            variant, _ = _VARIANTS[name]
-            job = variant, device, folder, batch_size
-            backend = backend_for(device) if device == "cuda" else "gloo"
-            return launch(count_variant, variant.ranks, *job, backend=backend, threads=1)[0]
+            job = VARIANTS[name], device, folder, batch_size
+            backend = backend_for(device)
+            return launch(count_variant, job[0].ranks, *job, backend=backend, threads=1)[0]
 
         counted = {name: count(name, device) for name in names}
-        if {"plain", "stock"} <= set(names) and device != "cpu":
-            for name in ("plain", "stock"):
+        if "stock" in counted and device != "cpu":
+            for name in {"plain", "stock"} & set(counted):
                 counted[name].calls = count(name, "cpu").calls
-    details = []
-    for what in _KINDS:
-        rows: list[list[str | float]] = [
-            [name, *(each.by_phase[what].get(phase, 0.0) for phase in _COLUMNS)]
-            for name, each in counted.items()
-        ]
-        details.append(Detail(f"{what} per step", ["", *_COLUMNS], rows))
+    rows: list[list[str | float]] = [
+        [f"{name} {what}", *(each.by_phase[what].get(phase, 0.0) for phase in _COLUMNS)]
+        for what in _KINDS
+        for name, each in counted.items()
+    ]
     notes = [line for each in counted.values() for line in each.places] if places else []
     workload = f"{device}, batch {batch_size} per rank, mean of {_STEPS} steps on rank 0"
+    details = [Detail("per step and phase", ["", *_COLUMNS], rows)]
     return Findings(workload, _figures(counted), details, notes)
 
 
 def _figures(counted: Mapping[str, Counted]) -> list[Figure]:
     figures = []
     for name, each in counted.items():
-        for what in _VARIANTS[name][1]:
-            kind, phase = ("syncs", "backward") if what == "backward_syncs" else (what, "all")
-            value = each.by_phase[kind].get(phase, 0.0)
-            figures.append(lower(f"{name}_{what}", value, f"{kind} per step"))
+        for what in VARIANTS[name].figures.split():
+            phase, _, kind = what.rpartition("_")
+            value = each.by_phase[kind].get(phase or "all", 0.0)
+            figures.append(lower(f"{name}_{what}", value, "per step"))
     if {"plain", "stock"} <= set(counted):
+        ours, stock = counted["plain"], counted["stock"]
         for what in ("launches", "syncs"):
-            of = [max(counted[name].by_phase[what]["all"], 1) for name in ("plain", "stock")]
-            figures.append(lower(f"plain_over_stock_{what}", of[0] / of[1]))
-        calls = counted["plain"].calls / counted["stock"].calls
-        figures.append(lower("plain_over_stock_calls", calls))
+            over = ours.by_phase[what]["all"] / max(1, stock.by_phase[what]["all"])
+            figures.append(lower(f"plain_over_stock_{what}", over))
+        figures.append(lower("plain_over_stock_calls", ours.calls / stock.calls))
     return figures
 
 
 def count_variant(
-    rank: int, world_size: int, variant: _Variant, device: HostDevice, folder: str, batch_size: int
+    rank: int, world_size: int, variant: Variant, device: HostDevice, folder: str, batch_size: int
 ) -> Counted:
     """Train a variant on this rank and count one step per batch. Collective."""
-    from recd_plugins.runtime.imports import silence_upstream
-    from recd_plugins.testing.fake_cuda import mark_phases
-
     silence_upstream()
-    with _entered(device, rank) as torch_device:
+    real = nullcontext(torch.device(device, rank) if device == "cuda" else torch.device("cpu"))
+    with fake_cuda(rank) if device == "fake-cuda" else real as torch_device:
         make = _scars if variant.model == "scars" else _from_registry
         pipeline, optimizer, batches = make(variant, torch_device, folder, batch_size)
-        found = Counted()
-        around = cycle(batches)
+        around, losses = cycle(batches), list[torch.Tensor]()
 
-        def step() -> None:
-            loss = pipeline.progress(around)[0]
-            losses.append(loss.detach())
+        def steps() -> None:
+            for _ in range(_STEPS):
+                losses.append(pipeline.progress(around)[0].detach())
 
-        losses: list[torch.Tensor] = []
-        for _ in range(_STEPS):
-            step()
+        steps()
         mark_phases(pipeline, _PHASES)
         mark_phases(optimizer, dict.fromkeys(("step", "zero_grad"), "optimizer"))
-        counters = {"fake-cuda": _count_fake, "cpu": _count_cpu, "cuda": _count_profiled}
-        counters[device](step, found)
+        counters = {"fake-cuda": _on_fake_device, "cpu": _operators, "cuda": _profiled}
+        counts = counters[device](steps)
+        found = Counted({w: counts.by_phase(kind, _STEPS) for w, kind in _KINDS.items()})
+        for e, times in sorted(counts.items(), key=lambda each: (each[0].what, -each[1])):
+            if e.what != "dispatched":
+                count = f"{e.what:7}{times / _STEPS:7g}"
+                found.places.append(f"{count}  {e.phase:11} {e.kind} | {e.place} | {e.stream}")
+        if device == "cpu":
+            with cProfile.Profile() as calls:
+                steps()
+            python = [each for each in calls.getstats() if not isinstance(each.code, str)]
+            found.calls = sum(each.callcount for each in python) / _STEPS
         found.losses = [float(loss) for loss in losses]
         dist.barrier()
         return found
 
 
-@contextmanager
-def _entered(device: HostDevice, rank: int) -> Iterator[torch.device]:
-    from recd_plugins.testing.fake_cuda import fake_cuda
-
-    real = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
-    with fake_cuda(rank) if device == "fake-cuda" else nullcontext(real) as entered:
-        yield entered
-
-
-def _from_registry(variant: _Variant, device: torch.device, folder: str, batch_size: int) -> Any:
-    from benchmarks.ablation import DEDUP
-    from recd_plugin_recd.models import rm_registry
-    from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
-    from recd_plugins.config.from_file import load_registry
-    from recd_plugins.sharding.sharders import fused_params
-    from recd_plugins.training.sharded_model import build_sharded_model
-
-    text = _REGISTRY.format(
-        folder=folder, sharding=variant.sharding, batch_size=batch_size, ranks=variant.ranks
-    )
+def _from_registry(variant: Variant, device: torch.device, folder: str, batch_size: int) -> Any:
+    """Return pipeline, optimizer and batches of the demo or of rm1."""
+    sizes: dict[str, Any] = {"batch_size": batch_size, "ranks": variant.ranks}
     if variant.model == "rm1":
-        text = rm_registry(
-            "rm1",
-            folder=Path(folder),
-            rows=8 * batch_size,
-            scale=0.125,
-            layout="clustered",
-            batch_size=batch_size,
-            ranks=1,
-        )
-    registry = load_registry(Path(folder, "registry.yaml"), text=text)
-    if variant.model == "rm1":
-        registry = DEDUP.apply(registry)
+        layout: Any = {"rows": 2 * _STEPS * batch_size, "scale": 0.125, "layout": "clustered"}
+        text = rm_registry("rm1", folder=Path(folder), **layout, **sizes)
+    else:
+        text = _DEMO.read_text(encoding="utf-8").replace("rows: 32768", "rows: 8192")
+        text = text.replace(".data/papercal", f"{folder}/papercal")
+        text = text.replace('use: auto\n    tables: ["t_*"]', variant.sharding)
+    planner = "torchrec.planner" if variant.model == "rm1" else None
+    registry = load_registry(Path(folder, "registry.yaml"), text=text, sharding=planner)
+    registry = DEDUP.apply(registry).with_training(sizes)  # with small learning rates
     if dist.get_rank() == 0:
         registry.dataset.prepare()
     dist.barrier()
-    sharders: Any = None
-    if variant.own_sharders:
-        params = fused_params(registry.training)
-        own = ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
-        sharders = [sharder(dict(params)) for sharder in own]
-    parts = build_sharded_model(registry, variant.side, device, sharders=sharders)
+    own = (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder)
+    sharders: Any = [sharder(fused_params(registry.training)) for sharder in own]
+    parts = build_sharded_model(
+        registry, variant.side, device, sharders=sharders if variant.own_sharders else None
+    )
     loader = parts.prepared.dataloader(
         rank=dist.get_rank(), world_size=dist.get_world_size(), device=device
     )
-    batches = list(islice(loader, _STEPS))
     parts.dmp.train()
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-    return pipeline, parts.optimizer, batches
+    return pipeline, parts.optimizer, list(islice(loader, _STEPS))
 
 
-def _scars(variant: _Variant, device: torch.device, folder: str, batch_size: int) -> Any:
-    from benchmarks import _scars_ranks as ranks
-    from benchmarks.scars import _job
-    from recd_plugins.data.loader import pinned
-    from recd_plugins.sharding.pipeline import build_train_pipeline
-    from recd_plugins.training.optimizer import build_optimizer
-
+def _scars(variant: Variant, device: torch.device, folder: str, batch_size: int) -> Any:
+    """Return pipeline, optimizer and batches of the SCARS benchmark."""
     kind: Any = device.type
     job, _ = _job(64, batch_size // 4, _STEPS, 1, kind, (512, 256), (512, 512, 256))
-    side = ranks.Variant("cache", coalesced=variant.coalesced, lookahead=True)
-    dmp = ranks._sharded_model(job, side, device)
-    optimizer = build_optimizer(dmp, ranks.TRAINING)
-    batches = list(ranks._batches(job))
-    if kind == "cuda":
-        batches = [pinned(batch) for batch in batches]
+    side = _scars_ranks.Variant("cache", coalesced=variant.coalesced, lookahead=True)
+    dmp = _scars_ranks._sharded_model(job, side, device)
+    optimizer = build_optimizer(dmp, _scars_ranks.TRAINING)
+    batches = [pinned(b) if kind == "cuda" else b for b in _scars_ranks._batches(job)]
     return build_train_pipeline(dmp, optimizer, device), optimizer, batches
 
 
-def _count_fake(step: Callable[[], None], found: Counted) -> None:
-    from recd_plugins.testing.fake_cuda import host_counts
-
+def _on_fake_device(steps: Callable[[], None]) -> HostCounts:
     with host_counts() as counts:
-        for _ in range(_STEPS):
-            step()
-    _fill(found, counts)
+        steps()
+    return counts
 
 
-def _fill(found: Counted, counts: Any) -> None:
-    found.by_phase = {what: counts.by_phase(kind, _STEPS) for what, kind in _KINDS.items()}
-    found.places = [
-        f"{e.what:7}{times / _STEPS:7g}  {e.phase:11} {e.kind} | {e.place} | {e.stream}"
-        for e, times in sorted(counts.items(), key=lambda each: (each[0].what, -each[1]))
-        if e.what != "dispatched"
-    ]
-
-
-def _count_cpu(step: Callable[[], None], found: Counted) -> None:
-    """Count operators, and Python calls in further steps."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from recd_plugins.testing.fake_cuda import HostCounts, kernels_of
-
+def _operators(steps: Callable[[], None]) -> HostCounts:
     counts = HostCounts()
 
     class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             counts.add("dispatched", func._schema.name)
             counts.add("launch", func._schema.name, kernels_of(func))
             return func(*args, **(kwargs or {}))
 
     with Operators():  # type: ignore[no-untyped-call]
-        for _ in range(_STEPS):
-            step()
-    _fill(found, counts)
-    with cProfile.Profile() as profile:
-        for _ in range(_STEPS):
-            step()
-    entries = [each for each in profile.getstats() if not isinstance(each.code, str)]
-    found.calls = sum(each.callcount for each in entries) / _STEPS
+        steps()
+    return counts
 
 
-def _count_profiled(step: Callable[[], None], found: Counted) -> None:
-    """Count CUDA's calls with torch.profiler, without phases and places."""
-    from torch.profiler import ProfilerActivity, profile
-
-    from recd_plugins.testing.fake_cuda import HostCounts, HostEvent
-
+def _profiled(steps: Callable[[], None]) -> HostCounts:
+    """Count operators, then the CUDA calls in torch.profiler, without phases and places."""
+    counted = _operators(steps)
+    counts = HostCounts({e: times for e, times in counted.items() if e.what == "dispatched"})
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(_STEPS):
-            step()
-    counts = HostCounts()
+        steps()
+    assert profiler.profiler is not None, "the profiler ran"
     for event in profiler.profiler.kineto_results.events():
         name = event.name()
-        what = {
-            **dict.fromkeys(
-                ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel"), "launch"
-            ),
-            **dict.fromkeys(("cudaGraphLaunch", "cudaMemsetAsync", "cudaMemcpyAsync"), "launch"),
-        }.get(name, "sync" if name.startswith("cuda") and name.endswith("Synchronize") else "")
-        what = what or ("dispatched" if name.startswith(("aten::", "fbgemm::")) else "")
-        if what:
-            counts[HostEvent("other", what, name, "", "")] += 1
-    _fill(found, counts)
+        copies = name.startswith(("cudaMemcpy", "cudaMemset"))
+        if copies or name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")):
+            counts[HostEvent("other", "launch", name, "", "")] += 1
+        elif name.startswith("cuda") and name.endswith("Synchronize"):
+            counts[HostEvent("other", "sync", name, "", "")] += 1
+    return counts

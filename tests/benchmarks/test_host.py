@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.host import _VARIANTS, Counted, HostDevice, count_variant
+from benchmarks.host import VARIANTS, Counted, HostDevice, count_variant
 
 from recd_plugins.runtime.launch import launch
 
@@ -24,7 +24,7 @@ def counted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder, name = str(tmp_path_factory.mktemp("host")), request.param
 
     def count(device: HostDevice) -> Counted:
-        return launch(count_variant, 1, _VARIANTS[name][0], device, folder, 512, threads=1)[0]
+        return launch(count_variant, 1, VARIANTS[name], device, folder, 512, threads=1)[0]
 
     return name, count("fake-cuda"), count("cpu")
 

@@ -55,6 +55,11 @@ _FUNCTIONS = {
     "scaled_dot_product_attention": (1, 3),
     "": (1, 1),
 }
+#: Functions that the CPU runs with other arguments, or that always read a size from the device.
+_ALWAYS = (
+    "scaled_dot_product_attention",
+    *(f"fbgemm::{name}" for name in list(_FUNCTIONS)[:4] if name != "batch_index_select_dim0"),
+)
 _CODE = ("/recd_plugin", "/torchrec/", "/fbgemm_gpu/", "/torch/optim/", "/torch/nn/parallel/")
 _OTHER = "other"
 
@@ -171,25 +176,35 @@ def _place() -> str:
     return "?"
 
 
-class _Stream:
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+class _Event:
+    record = wait = _nothing
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        return 1.0
+
+    def synchronize(self) -> None:
+        _count("sync", f"{type(self).__name__[1:]}.synchronize")
+
+
+class _Stream(_Event):
+    wait_stream = wait_event = _nothing
+
     def __init__(self, *_: Any, name: str = "", priority: int = 0, **__: Any) -> None:
         self.device, self.priority = _device, priority
         self.cuda_stream = self.stream_id = id(self)
         self.name = name or f"stream {_streams.created}"
         _streams.created += 1
 
-    def wait_stream(self, stream: Any) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        _count("sync", "Stream.synchronize")
 
     def __enter__(self) -> _Stream:
         _streams.append(self)
@@ -199,29 +214,13 @@ class _Stream:
         _streams.pop()
 
 
-class _Event:
-    def __init__(self, **_: bool) -> None: ...
-
-    def record(self, stream: Any = None) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        return 1.0
-
-    def synchronize(self) -> None:
-        _count("sync", "Event.synchronize")
-
-
 class _Streams(list[_Stream]):
     """Stack of entered streams, from the default stream to the current one."""
 
     created = 0
 
 
+_torch_empty = torch.empty
 _device = torch.device("cuda", 0)
 _streams = _Streams()
 _default = _Stream(name="default")
@@ -242,6 +241,8 @@ def _entered(stream: _Stream | None) -> Iterator[None]:
 class _OnCuda(OnDevice):
     """A tensor on the fake device, with ``stored`` values. C++ code sees another device type."""
 
+    record_stream = _nothing
+
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return _device
@@ -253,13 +254,14 @@ class _OnCuda(OnDevice):
     def get_device(self) -> int:
         return _device.index
 
+    def as_subclass(self, _: type) -> Any:  # TorchRec slices tables
+        return torch.nn.Parameter(self.detach())
+
     def data_ptr(self) -> int:
         return self.stored.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.stored.untyped_storage()
-
-    def record_stream(self, stream: Any) -> None: ...
 
     def tolist(self) -> Any:
         _count("sync", "tolist")
@@ -270,20 +272,14 @@ class _OnCuda(OnDevice):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        name = str(getattr(func, "_qualified_op_name", getattr(func, "__name__", "")))
         with torch._C.DisableTorchFunctionSubclass():
-            name = str(getattr(func, "_qualified_op_name", getattr(func, "__name__", "")))
-            if name == "scaled_dot_product_attention":
-                return _differentiable(func, name, args, kwargs)
-            namespace, _, name = name.partition("::")
-            if namespace == "fbgemm":
-                if name == "keyed_jagged_index_select_dim1":
-                    return _differentiable(_select_keyed, name, args, kwargs)
-                leaves = tree_leaves((args, kwargs))
-                if name.startswith(("split_embedding_codegen_lookup", "jagged_index_select")) or (
-                    torch.is_grad_enabled()
-                    and any(isinstance(each, Tensor) and each.requires_grad for each in leaves)
-                ):
-                    return _differentiable(func, name, args, kwargs)
+            if name.startswith(_ALWAYS) or (
+                name.startswith("fbgemm::")
+                and torch.is_grad_enabled()
+                and any(each.requires_grad for each in _tensors(args, kwargs))
+            ):
+                return _differentiable(func, name.removeprefix("fbgemm::"), args, kwargs)
             return func(*args, **kwargs)
 
     @classmethod
@@ -300,8 +296,8 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
-        if _is_fake(kwargs.get("device")) or any(isinstance(each, _OnCuda) for each in leaves):
+        on_cuda = any(isinstance(each, _OnCuda) for each in _tensors(args, kwargs))
+        if on_cuda or _is_fake(kwargs.get("device")):
             return _computed(func, args, kwargs)
         _count("dispatched", func._schema.name)
         if func._schema.name == "aten::is_pinned":
@@ -314,7 +310,7 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on the stored tensors, and count it."""
     name, device = func._schema.name, kwargs.get("device")
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    tensors = _tensors(args, kwargs)
     strange = [each for each in tensors if each.dim() and not isinstance(each, _OnCuda)]
     aten = func.namespace == "aten"
     if strange and len(strange) < len(tensors) and name not in MIXED and aten:
@@ -346,32 +342,34 @@ def _count_operator(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[st
     if _counts is None:
         return
     _count("dispatched", name)
-    if name in ("aten::_to_copy", "aten::copy_"):
-        into, source = (args[0], args[1]) if name == "aten::copy_" else (None, args[0])
-        device = kwargs.get("device")
-        to_device = isinstance(into, _OnCuda) if into is not None else _is_fake(device)
-        to_host = not to_device and (into is not None or device is not None)
-        if to_device != isinstance(source, _OnCuda) and (to_device or to_host):
-            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
-            on_host = source if to_device else into
-            if to_device and source.untyped_storage().data_ptr() in _buckets:
-                _count("launch", name)
-                return
-            pinned = on_host is not None and on_host.untyped_storage().data_ptr() in _pinned
-            kind = "to device" if to_device else "to host"
-            kind = f"{kind}, {'pinned' if pinned else 'pageable'}"
-            _count("sync" if waits else "copy", f"copy {kind}" if waits else kind)
-            _count("launch", f"copy {kind}")
+    into = args[0] if name == "aten::copy_" else None
+    if into is not None or (name == "aten::_to_copy" and kwargs.get("device") is not None):
+        source = args[1] if into is not None else args[0]
+        to_device = _is_fake(kwargs["device"]) if into is None else isinstance(into, _OnCuda)
+        if to_device != isinstance(source, _OnCuda):
+            _count_copy(source if to_device else into, to_device, args[2:], kwargs)
             return
     short = name.removeprefix("aten::")
     by_mask = short.startswith(("index", "_index_put")) and any(
-        isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)
-        for each in tree_leaves(args[1])
+        each.dtype in (torch.bool, torch.uint8) for each in _tensors(args[1])
     )
     repeats = short == "repeat_interleave" and kwargs.get("output_size") is None
     if short in _WAITS or by_mask or repeats:
         _count("sync", short)
     _count("launch", name, kernels_of(func))
+
+
+def _count_copy(on_host: Any, to_device: bool, more: Any, kwargs: dict[str, Any]) -> None:
+    """Count a copy between a CPU tensor, None for a new one, and a tensor on the device."""
+    address = 0 if on_host is None else on_host.untyped_storage().data_ptr()
+    if to_device and address in _buckets:
+        _count("launch", "copy from bucket")
+        return
+    kind = "copy to device" if to_device else "copy to host"
+    kind = f"{kind}, {'pinned' if address in _pinned else 'pageable'}"
+    waits = not (more[0] if more else kwargs.get("non_blocking"))
+    _count("sync" if waits else "copy", kind)
+    _count("launch", kind)
 
 
 def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -381,9 +379,7 @@ def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
     forward, backward = next(c for start, c in _FUNCTIONS.items() if name.startswith(start))
     if name == "scaled_dot_product_attention" and kwargs.get("attn_mask") is not None:
         forward += 4  # fills, converts and pads the mask
-    if name.startswith(("keyed_jagged_index_select", "jagged_index_select")) and not any(
-        isinstance(each, int) for each in leaves[-1:]
-    ):
+    if "jagged_index_select" in name and not isinstance(leaves[-1], int):
         _count("sync", name)  # reads the number of selected values
     _count("dispatched", name)
     _count("launch", name, forward)
@@ -395,7 +391,8 @@ def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
         trained = [each for each in tensors if each.requires_grad]
         if name.startswith("split_embedding_codegen_lookup"):
             trained += _to_host_kernel(inner)
-        return func(*inner_args, **inner), trained
+        chosen = _select_keyed if name == "keyed_jagged_index_select_dim1" else func
+        return chosen(*inner_args, **inner), trained
 
     result_spec: list[Any] = []
     found = _Nested.apply(run, result_spec, name, backward, *(leaves[n] for n in at))  # type: ignore[no-untyped-call]
@@ -462,6 +459,10 @@ class _Nested(torch.autograd.Function):
         return (None,) * 4 + tuple(_put(by_input.get(id(each))) for each in stored)
 
 
+def _tensors(*values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
 def _stored(value: Any) -> Any:
     return value.stored if isinstance(value, _OnCuda) else value
 
@@ -513,54 +514,41 @@ def _replacements() -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield modules and classes with the attributes to replace."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
-    from torchrec.distributed.composable import table_batched_embedding_slice
 
     properties = SimpleNamespace(
         name="fake", total_memory=_MEMORY, major=9, minor=0, multi_processor_count=132
     )
-    constants: dict[str, Any] = {
-        "_lazy_init": None,
+    nothing = "_lazy_init set_device set_stream manual_seed manual_seed_all set_rng_state"
+    results: dict[str, Any] = {
+        **dict.fromkeys(f"{nothing} empty_cache reset_peak_memory_stats".split()),
+        **dict.fromkeys(("memory_reserved", "memory_allocated", "max_memory_allocated"), 0),
         "is_initialized": False,
         "is_available": True,
         "device_count": 8,
         "current_device": _device.index,
-        "set_device": None,
-        "set_stream": None,
-        "manual_seed": None,
-        "manual_seed_all": None,
-        "set_rng_state": None,
-        "empty_cache": None,
-        "memory_reserved": 0,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "reset_peak_memory_stats": None,
-        "get_device_capability": (9, 0),
-        "get_device_properties": properties,
-        "get_device_name": "fake",
-        "mem_get_info": (_MEMORY, _MEMORY),
         "default_stream": _default,
+        "get_device_properties": properties,
+        "get_device_name": properties.name,
+        "get_device_capability": (9, 0),
+        "mem_get_info": (_MEMORY, _MEMORY),
     }
-    yield torch.cuda, {name: _always(value) for name, value in constants.items()}
-    yield (
-        torch.cuda,
-        {
-            "Stream": _Stream,
-            "Event": _Event,
-            "stream": _entered,
-            "current_stream": lambda *_, **__: _streams[-1],
-            "synchronize": lambda *_, **__: _count("sync", "synchronize"),
-            "get_rng_state": lambda *_, **__: torch.get_rng_state(),
-        },
-    )
+    yield torch.cuda, {name: _always(value) for name, value in results.items()}
+    functions = {
+        "Stream": _Stream,
+        "Event": _Event,
+        "stream": _entered,
+        "current_stream": lambda *_, **__: _streams[-1],
+        "synchronize": lambda *_, **__: _count("sync", "synchronize"),
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+    }
+    yield torch.cuda, functions
     # Not in the dispatch mode, which other threads do not have.
-    yield torch, {"empty": _empty_or_pinned(torch.empty)}
+    yield torch, {"empty": _empty}
     yield torch.cuda.random, {"current_device": _always(_device.index)}
     yield Tensor, {"pin_memory": _pin, "is_pinned": _is_pinned}
     types = [*optimizer._foreach_supported_types, _OnCuda]
     yield _foreach_utils, {"_foreach_supported_types": types}
     yield optimizer, {"_foreach_supported_types": types}
-    slices = table_batched_embedding_slice.TableBatchedEmbeddingSlice
-    yield slices, {"__new__": _sliced(slices.__new__)}
 
 
 def _always(value: Any) -> Callable[..., Any]:
@@ -582,28 +570,6 @@ def _is_pinned(tensor: Tensor, *_: Any) -> bool:
     return tensor.untyped_storage().data_ptr() in _pinned
 
 
-def _empty_or_pinned(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-        found = empty(*args, **kwargs)
-        return _remember_pinned(found) if pin_memory else found
-
-    return made
-
-
-def _sliced(new: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a constructor of TorchRec's table slices that also accepts the fake device."""
-
-    def made(
-        cls: type,
-        data: Tensor,
-        start_offset: int,
-        end_offset: int,
-        num_embeddings: int,
-        embedding_dim: int,
-    ) -> Any:
-        shape = num_embeddings, embedding_dim
-        if isinstance(data, _OnCuda):
-            return torch.nn.Parameter(data.detach()[start_offset:end_offset].view(shape))
-        return new(cls, data, start_offset, end_offset, *shape)
-
-    return made
+def _empty(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+    made: Tensor = _torch_empty(*args, **kwargs)
+    return _remember_pinned(made) if pin_memory else made
