@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, LookedUp, Overlay
 from recd_plugin_flexshard.runtime.split import TierSplit
-from recd_plugin_flexshard.runtime.touched import Codec, Wire
+from recd_plugin_flexshard.runtime.touched import Codec, TouchedRows, Wire
 
 
 @dataclass
@@ -30,45 +30,86 @@ class FlexSizes:
     received: list[list[int]]
 
 
-class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends id counts of rows copied to nodes to the node's ranks. Returns an awaitable of ids."""
+class TierInputs(Awaitable[Awaitable[KeyedJaggedTensor]]):
+    """Input dist of row copies. Returns an awaitable of the requested flex rows.
 
-    def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
+    Exchanges ids of flex rows within the node, and which copies each rank looked up. The backward
+    pass needs no further sizes, and does not wait for the device.
+
+    Args:
+        split: the ids of the batch.
+        hot, flex: the copies.
+        group: process group of the ranks of the node.
+        trains: whether a backward pass may follow.
+
+    Attributes:
+        sizes: numbers of flex ids after the first wait; None without flex rows.
+        hot_touched, flex_touched: result of ``Overlay.touched`` after the second wait.
+    """
+
+    def __init__(
+        self,
+        split: TierSplit,
+        hot: Overlay,
+        flex: Overlay,
+        group: dist.ProcessGroup,
+        *,
+        trains: bool,
+    ) -> None:
         super().__init__()
         self.sizes: FlexSizes | None = None
-        self._split = split
-        self._group = group
-        # Sent and received sizes share one tensor, so that one copy to the host is enough.
-        self._both = torch.stack([split.flex_sizes, split.flex_sizes])
-        self._work = _start(self._both[1], split.flex_sizes, group)
+        self.hot_touched: TouchedRows | None = None
+        self.flex_touched: TouchedRows | None = None
+        self.split, self.flex, self.group, self.trains = split, flex, group, trains
+        if trains:
+            self.hot_touched = hot.touched(split.hot, split.index.hot_sizes())
+        if split.index.num_flex:
+            # Sent and received sizes share one tensor, so that one copy to the host is enough.
+            self._both = torch.stack([split.flex_sizes, split.flex_sizes])
+            self._work = _start(self._both[1], split.flex_sizes, group)
 
     def _wait_impl(self) -> Awaitable[KeyedJaggedTensor]:
-        self._work.wait()
-        sent, received = self._both.tolist()
-        self.sizes = FlexSizes(sent, received)
-        return _FlexIdsAwaitable(self._split.flex, self.sizes, self._group)
+        if self.split.index.num_flex:
+            self._work.wait()
+            self.sizes = FlexSizes(*self._both.tolist())
+        return _TierInputsAwaitable(self)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Call ``Tensor.record_stream`` for all tensors that the backward pass uses."""
+        for touched in (self.hot_touched, self.flex_touched):
+            if touched is not None:
+                touched.record_stream(stream)
 
 
-class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
+class _TierInputsAwaitable(Awaitable[KeyedJaggedTensor]):
     """Awaitable of the row copies that the ranks of the node request from this rank.
 
     Returns a KeyedJaggedTensor with one key. Its values are indices of this rank's row copies.
     """
 
-    def __init__(self, ids: Tensor, sizes: FlexSizes, group: dist.ProcessGroup) -> None:
+    def __init__(self, inputs: TierInputs) -> None:
         super().__init__()
-        sent, received = _totals(sizes.sent), _totals(sizes.received)
-        self._ids = ids
-        self._received = ids.new_empty(sum(received))
-        self._work = _start(self._received, ids, group, received, sent)
+        self._inputs = inputs
+        self._received = ids = inputs.split.flex
+        if (sizes := inputs.sizes) is not None:
+            sent, received = _totals(sizes.sent), _totals(sizes.received)
+            self._received = ids.new_empty(sum(received))
+            self._work = _start(self._received, ids, inputs.group, received, sent)
 
     def _wait_impl(self) -> KeyedJaggedTensor:
-        self._work.wait()
-        num_ids = len(self._received)
+        inputs, num_ids = self._inputs, len(self._received)
+        if inputs.sizes is not None:
+            self._work.wait()
+            if inputs.trains:
+                sizes = inputs.split.index.flex_sizes(inputs.group.rank())
+                inputs.flex_touched = inputs.flex.touched(self._received, sizes)
+        for touched in (inputs.hot_touched, inputs.flex_touched):
+            if touched is not None:
+                _ = touched.routes  # waits for the device here, not in the backward pass
         return KeyedJaggedTensor(
             keys=["flex"],
             values=self._received,
-            lengths=torch.tensor([num_ids], device=self._received.device),
+            lengths=torch.full((1,), num_ids, device=self._received.device),
             length_per_key=[num_ids],
         )
 
@@ -83,11 +124,12 @@ class FlexLookup:
         sizes: FlexSizes,
         group: dist.ProcessGroup,
         wire: Wire,
+        touched: TouchedRows | None,
         *,
         ahead: bool,
     ) -> None:
         self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent), wire)
-        looked_up = overlay.looked_up(positions, ahead=ahead)
+        looked_up = overlay.looked_up(positions, touched, ahead=ahead)
         self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
             overlay.anchor(), overlay, positions, looked_up, self._exchange
         )

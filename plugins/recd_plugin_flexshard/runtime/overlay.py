@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 from torchrec.distributed import comm_ops
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 
-from recd_plugin_flexshard.runtime.touched import Codec, TouchedRows
+from recd_plugin_flexshard.runtime.touched import Codec, Routes, TouchedRows
 from recd_plugins.api import ExactnessError
 
 # Names of regions of a profile: copies learn in the lookup, as in a fused kernel.
@@ -171,15 +171,37 @@ class Overlay:
     def hold(self, rows: Mapping[str, Tensor]) -> None:
         """Set the numbers of the copied rows. Their total number must stay the same."""
         self.rows: Mapping[str, Tensor] = rows
-        # Tables of one kernel are updated together.
-        self._updates: list[tuple[UpdateRule, slice]] = []
-        start = 0
-        for rule, tables in groupby(rows.items(), key=lambda item: self._rules[item[0]]):
-            stop = start + sum(len(of_table) for _, of_table in tables)
-            self._updates.append((rule, slice(start, stop)))
-            start = stop
+        self._updates = self._parts({table: len(of_table) for table, of_table in rows.items()})
 
-    def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
+    def _parts(self, sizes: Mapping[str, int]) -> list[tuple[UpdateRule, slice]]:
+        """Return each update rule with its positions, given the number of rows of each table."""
+        # Tables of one kernel are updated together.
+        parts, start = [], 0
+        for rule, tables in groupby(sizes, key=self._rules.__getitem__):
+            stop = start + sum(sizes[table] for table in tables)
+            parts.append((rule, slice(start, stop)))
+            start = stop
+        return parts
+
+    def touched(self, positions: Tensor, sizes: Mapping[str, int]) -> TouchedRows | None:
+        """Start to tell the other ranks which copies this rank looks up.
+
+        All ranks must call this before a lookup that a backward pass may follow.
+
+        Args:
+            positions: row indices of the matrix, int64 ``[n]``.
+            sizes: number of rows of each table in the matrix at the time of the lookup.
+
+        Returns:
+            None if gradients are all-reduced, or if no other rank has copies.
+        """
+        if not self._sparse or self._group.size() == 1 or not len(self.weights):
+            return None
+        with torch.no_grad(), record_function(SYNC_REGION):
+            ends = [part.stop for _, part in self._parts(sizes)]
+            return TouchedRows(positions, ends, self._group, self._codec)
+
+    def look_up(self, positions: Tensor, touched: TouchedRows | None, *, ahead: bool) -> Tensor:
         """Return the copies at ``positions``, float32 ``[n, embedding_dim]``.
 
         The backward pass updates the copies. ``look_up`` may be a collective call, so all ranks
@@ -187,20 +209,18 @@ class Overlay:
 
         Args:
             positions: row indices of the matrix, int64 ``[n]``.
+            touched: result of ``touched``; None if it was not called.
             ahead: whether the lookup runs before its training step begins.
         """
+        looked_up = self.looked_up(positions, touched, ahead=ahead)
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
-            self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
+            self.anchor(), self, positions, looked_up
         )
         return output
 
-    def looked_up(self, positions: Tensor, *, ahead: bool) -> LookedUp:
-        touched = None
-        has_peers = self._group.size() > 1 and len(self.weights) > 0
-        # Tell the other ranks if a backward pass may follow.
-        if self._sparse and has_peers and torch.is_grad_enabled():
-            with torch.no_grad(), record_function(SYNC_REGION):
-                touched = TouchedRows(positions, len(self.weights), self._group, self._codec)
+    def looked_up(self, positions: Tensor, touched: TouchedRows | None, *, ahead: bool) -> LookedUp:
+        if touched is None and torch.is_grad_enabled():  # the batch was sent without gradients
+            touched = self.touched(positions, {name: len(rows) for name, rows in self.rows.items()})
         return LookedUp(self.rows, touched, None if ahead else self._rates())
 
     def _rates(self) -> list[Rates]:
@@ -271,13 +291,13 @@ class Overlay:
         def finish() -> None:
             with record_function(SYNC_REGION):
                 gradient = total.result()
-            self._update(gradient, total.rows, divisor, rates)
+            self._update(gradient, touched.routes, divisor, rates)
 
         _at_end_of_backward(pass_on)
 
     @torch.no_grad()
     def _update(
-        self, gradient: Tensor, touched: Tensor | None, divisor: int, rates: Sequence[Rates]
+        self, gradient: Tensor, touched: Routes | None, divisor: int, rates: Sequence[Rates]
     ) -> None:
         with record_function(LOOKUP_REGION):
             if divisor > 1:
@@ -296,18 +316,11 @@ class Overlay:
                         self.state[positions] = state
         self.num_updates += 1
 
-    def _touched_parts(self, touched: Tensor) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """Split the positions ``touched`` by update rule.
-
-        Returns:
-            Each rule with its positions and their slice of ``touched``.
-        """
-        if len(self._updates) == 1:
-            return [(self._updates[0][0], touched, slice(None))]
-        starts = torch.tensor([part.stop for _, part in self._updates], device=touched.device)
-        ends = torch.searchsorted(touched, starts).tolist()
-        slices = [slice(*ends_) for ends_ in zip([0, *ends], ends, strict=False)]
-        return [(rule, touched[s], s) for (rule, _), s in zip(self._updates, slices, strict=True)]
+    def _touched_parts(self, touched: Routes) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
+        """Return each update rule with its touched positions and their slice of the rows."""
+        slices = [slice(*pair) for pair in pairwise([0, *touched.ends])]
+        rules = [rule for rule, _ in self._updates]
+        return [(rule, touched.rows[s], s) for rule, s in zip(rules, slices, strict=True)]
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:

@@ -179,7 +179,7 @@ class Retiering:
     def count(self, split: TierSplit) -> None:
         """Count the lookups of a training batch."""
         self._steps += 1
-        self._recent.add(split.index.keys(split.ids, split.ids_per_feature))
+        self._recent.add(split.index.keys(split.ids, split.lengths))
 
 
 def _rows_by_table(keys: Keys, first_keys: Keys) -> list[Keys]:

@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugin_flexshard.runtime.collection import TieredEmbeddingCollection
-from recd_plugin_flexshard.runtime.flex import FlexLookup, FlexSizesAwaitable, TieredAwaitable
+from recd_plugin_flexshard.runtime.flex import FlexLookup, TieredAwaitable, TierInputs
 from recd_plugin_flexshard.runtime.overlay import Overlay, update_rules
 from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
 from recd_plugin_flexshard.runtime.rows import CopiedRows, FoldingOptimizer, set_group
@@ -48,12 +48,14 @@ class TieredContext(batch_forms.ExactSequenceContext):
     """TorchRec's context of a batch, with ids split into rows with and without copies."""
 
     split: TierSplit | None = None
-    flex: FlexSizesAwaitable | None = None
+    inputs: TierInputs | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)
         if self.split is not None:
             self.split.record_stream(stream)
+        if self.inputs is not None:
+            self.inputs.record_stream(stream)
 
 
 class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
@@ -156,6 +158,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         assert isinstance(ctx, TieredContext)
         features = maybe_td_to_kjt(features)
         batch_forms.refuse_inverse_indices(features)
+        trains = torch.is_grad_enabled()
         with torch.no_grad():
             retiering = self._retiering if self.training else None
             if retiering is not None:
@@ -165,10 +168,9 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
                 retiering.count(ctx.split)
             awaitable = super().distribute(ctx, ctx.split.cold)
             assert isinstance(awaitable, KJTListSplitsAwaitable)
-            if self.index.num_flex:
-                ctx.flex = FlexSizesAwaitable(ctx.split, self.groups.flex)
-                awaitable.awaitables.append(ctx.flex)
-                awaitable._sharding_types.append("flex")
+            ctx.inputs = TierInputs(ctx.split, self.hot, self.flex, self.groups.flex, trains=trains)
+            awaitable.awaitables.append(ctx.inputs)
+            awaitable._sharding_types.append("flex")
         return awaitable
 
     def look_up(
@@ -178,25 +180,30 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             return super().look_up(ctx, input)
         assert isinstance(ctx, TieredContext)
         assert ctx.split is not None
+        assert ctx.inputs is not None
         self._copies.hold(ctx.split.index)
         parts = list(input)
-        wanted = parts.pop() if ctx.flex is not None else None
+        wanted = parts.pop().values()
         cold = super().look_up(ctx, KJTList(parts))
         # With LookupAhead, this batch belongs to a later step, whose rates may still change.
         ahead = any(isinstance(each, LookupAhead) for each in self._lookups)
         flex = hot = None
-        if wanted is not None:
-            assert ctx.flex is not None
-            sizes = ctx.flex.sizes
-            assert sizes is not None
-            group = self.groups.flex
-            flex = FlexLookup(self.flex, wanted.values(), sizes, group, self._wire, ahead=ahead)
+        if (sizes := ctx.inputs.sizes) is not None:
+            flex = FlexLookup(
+                self.flex,
+                wanted,
+                sizes,
+                self.groups.flex,
+                self._wire,
+                ctx.inputs.flex_touched,
+                ahead=ahead,
+            )
             if self.post_lookup_tracker_fn is not None:
-                self._count(wanted.values(), torch.tensor(sizes.received).sum(0))
+                self._count(wanted, torch.tensor(sizes.received).sum(0))
         if self.index.num_hot:
-            hot = self.hot.look_up(ctx.split.hot, ahead=ahead)
+            hot = self.hot.look_up(ctx.split.hot, ctx.inputs.hot_touched, ahead=ahead)
             if self.post_lookup_tracker_fn is not None:
-                of_ids = feature_of(ctx.split.hot_source, ctx.split.ids_per_feature)
+                of_ids = feature_of(ctx.split.hot_source, ctx.split.lengths)
                 per_feature = torch.bincount(of_ids, minlength=len(self.index.features))
                 self._count(ctx.split.hot, per_feature)
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)

@@ -151,10 +151,21 @@ class TierIndex:
 
     def flex_rows(self, local_rank: int) -> dict[str, Tensor]:
         """Return a dict from table name to the rows copied to ``local_rank``, int64."""
+        return {name: self._tensor(rows) for name, rows in self._flex_rows(local_rank).items()}
+
+    def hot_sizes(self) -> dict[str, int]:
+        """Return a dict from table name to the number of rows copied to every rank."""
+        return {name: len(rows.hot) for name, rows in self.tiers.items()}
+
+    def flex_sizes(self, local_rank: int) -> dict[str, int]:
+        """Return a dict from table name to the number of rows copied to ``local_rank``."""
+        return {name: len(rows) for name, rows in self._flex_rows(local_rank).items()}
+
+    def _flex_rows(self, local_rank: int) -> dict[str, NDArray[np.int64]]:
         rows, start = {}, 0
         for name, tiers in self.tiers.items():
             first = (local_rank - start) % self.ranks_per_node
-            rows[name] = self._tensor(tiers.flex[first :: self.ranks_per_node])
+            rows[name] = tiers.flex[first :: self.ranks_per_node]
             start += len(tiers.flex)
         return rows
 
@@ -169,65 +180,84 @@ class TierIndex:
         per_feature = [per_key[number] for number in wanted]
 
         # Indexes of hot rows come first, then those of flex rows.
-        place = self.places.find(self.keys(ids, per_feature))
-        is_cold = place < 0
-        cold_source = is_cold.nonzero().squeeze(1)
+        place = self.places.find(self.keys(ids, lengths))
+        is_cold, is_flex = place < 0, place >= self.num_hot
+        ends = torch.cat([is_cold.new_zeros(1, dtype=torch.int64), is_cold.cumsum(0)])
+        offsets = torch.cat([ends[:1], lengths.flatten().cumsum(0)])
+        cold_lengths = ends.index_select(0, offsets).diff().view_as(lengths)
+        sums = torch.stack([self._outside(ids, lengths).sum(), is_flex.sum()])
+        # The only wait for the device.
+        num_outside, num_flex, *num_cold = torch.cat([sums, cold_lengths.sum(1)]).tolist()
+        if num_outside:
+            self._refuse_outside(ids, lengths)
+        cold_source = nonzero(is_cold, sum(num_cold))
         hot = hot_source = flex = flex_source = place[:0]
         flex_sizes = place.new_zeros(self.ranks_per_node, len(wanted))
         if self.num_hot:
-            hot_source = ((place >= 0) & (place < self.num_hot)).nonzero().squeeze(1)
+            num_hot = len(ids) - sum(num_cold) - num_flex
+            hot_source = nonzero(~(is_cold | is_flex), num_hot)
             hot = place.index_select(0, hot_source)
         if self.num_flex:
-            flex_source = (place >= self.num_hot).nonzero().squeeze(1)
+            flex_source = nonzero(is_flex, num_flex)
             flex = place.index_select(0, flex_source) - self.num_hot
             owner = flex % self.ranks_per_node
-            part = owner * len(wanted) + feature_of(flex_source, per_feature)
+            part = owner * len(wanted) + feature_of(flex_source, lengths)
             part, order = torch.sort(part, stable=True)
             flex_source = flex_source.index_select(0, order)
             flex = (flex // self.ranks_per_node).index_select(0, order)
-            flex_sizes = torch.bincount(part, minlength=flex_sizes.numel()).view_as(flex_sizes)
+            flex_sizes.view(-1).index_add_(0, part, torch.ones_like(part))
 
-        ends = torch.cat([is_cold.new_zeros(1, dtype=torch.int64), is_cold.cumsum(0)])
-        offsets = torch.cat([ends[:1], lengths.flatten().cumsum(0)])
-        cold_lengths = ends.index_select(0, offsets).diff().to(lengths.dtype)
         cold_ids = ids.index_select(0, cold_source)
+        cold_lengths = cold_lengths.flatten().to(lengths.dtype)
         if others := [numbers[name] for name in self._others]:
             cold_ids = torch.cat([cold_ids, _take(features, others)])
             cold_lengths = torch.cat([cold_lengths, all_lengths[others].flatten()])
         cold = KeyedJaggedTensor(
-            self.features + self._others, cold_ids, lengths=cold_lengths, stride=stride
+            self.features + self._others,
+            cold_ids,
+            lengths=cold_lengths,
+            stride=stride,
+            length_per_key=num_cold + [per_key[number] for number in others],
         )
         sources = (cold_source, hot_source, flex_source)
         return TierSplit(self, cold, hot, flex, flex_sizes, *sources, ids, lengths, per_feature)
 
-    def keys(self, ids: Tensor, ids_per_feature: list[int]) -> Tensor:
+    def keys(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the keys of looked-up rows, int64 ``[n]``.
 
         Args:
             ids: ids looked up in tables with row copies, feature by feature, ``[n]``.
-            ids_per_feature: number of ids of each feature.
-
-        Raises:
-            DataError: an id is not a row of its table.
+            lengths: lengths of the features, ``[F, stride]``.
         """
-        times = torch.tensor(ids_per_feature, device=ids.device)
-        first_key = self._first_key.repeat_interleave(times, output_size=len(ids))
-        num_rows = self._num_rows.repeat_interleave(times, output_size=len(ids))
-        outside = (ids < 0) | (ids >= num_rows)
-        if outside.any():
-            place = outside.nonzero()[0]
-            feature = self.features[int(feature_of(place, ids_per_feature))]
-            raise DataError(
-                f"feature {feature!r} has the id {int(ids[place])}, but its table has only rows 0 "
-                f"to {int(num_rows[place]) - 1}. Enlarge the table, or hash the ids."
-            )
-        return ids + first_key
+        return ids + _per_id(self._first_key, ids, lengths)
+
+    def _outside(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return (ids < 0) | (ids >= _per_id(self._num_rows, ids, lengths))
+
+    def _refuse_outside(self, ids: Tensor, lengths: Tensor) -> None:
+        place = self._outside(ids, lengths).nonzero()[0]
+        number = int(feature_of(place, lengths))
+        raise DataError(
+            f"feature {self.features[number]!r} has the id {int(ids[place])}, but its table has "
+            f"only rows 0 to {int(self._num_rows[number]) - 1}. Enlarge the table, or hash the ids."
+        )
 
 
-def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
+def nonzero(mask: Tensor, count: int) -> Tensor:
+    """Return the indices where ``mask`` is True along its last dimension, int64 ``[count]``.
+
+    Unlike ``Tensor.nonzero``, this function does not wait for the device.
+    """
+    return torch.nonzero_static(mask, size=count)[:, -1]
+
+
+def feature_of(source: Tensor, lengths: Tensor) -> Tensor:
     """Return the feature index, int64, of the ids at positions ``source``."""
-    ends = torch.tensor(ids_per_feature, device=source.device).cumsum(0)
-    return torch.bucketize(source, ends, right=True)
+    return torch.bucketize(source, lengths.sum(1).cumsum(0), right=True)
+
+
+def _per_id(per_feature: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    return per_feature.repeat_interleave(lengths.sum(1), output_size=len(ids))
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.types import CommOp, QuantizedCommCodec, QuantizedCommCodecs
 
+from recd_plugin_flexshard.runtime.split import nonzero
 from recd_plugins.api import SetupError
 
 _BITS = 8
@@ -104,7 +105,8 @@ class Routes:
     Attributes:
         rows: indices of the copies that any rank looked up, ascending, int64 ``[num_rows]``.
         mine: indices in ``rows`` of the rows that this rank looked up, ascending, int64.
-        summed: whether this rank sums the gradients of each row in ``mine``, bool.
+        summed: indices in ``mine`` of the rows whose gradients this rank sums, int64.
+        ends: number of rows before each of the ``ends`` of ``TouchedRows``.
         gradients: all-to-all of gradients to the ranks that sum.
         sums: all-to-all of sums to the other ranks; None if every rank sums all its rows.
     """
@@ -112,6 +114,7 @@ class Routes:
     rows: Tensor
     mine: Tensor
     summed: Tensor
+    ends: list[int]
     gradients: Hop
     sums: Hop | None
 
@@ -120,13 +123,19 @@ class TouchedRows:
     """Exchanges bitmaps of the row copies that each rank of a group looked up.
 
     The constructor is a collective call. It starts to send the bitmaps.
+
+    Args:
+        positions: indices of the copies that this rank looked up, int64 ``[n]``.
+        ends: ascending ends of ranges of copies. The last one is the number of copies.
+        group: process group of the ranks.
+        codec: codec of gradients.
     """
 
     def __init__(
-        self, positions: Tensor, num_positions: int, group: dist.ProcessGroup, codec: Codec
+        self, positions: Tensor, ends: list[int], group: dist.ProcessGroup, codec: Codec
     ) -> None:
-        size = -(-num_positions // _BITS) * _BITS
-        self._group, self._codec = group, codec
+        size = -(-ends[-1] // _BITS) * _BITS
+        self._ends, self._group, self._codec = ends, group, codec
         self._touched = torch.zeros(size, dtype=torch.bool, device=positions.device)
         self._touched.index_fill_(0, positions, True)
         # Kept alive while they are being sent.
@@ -152,13 +161,25 @@ class TouchedRows:
         own = by_position(gradients, places, len(self.routes.mine))
         return SparseSum(self.routes, own, self._group, self._codec)
 
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Call ``Tensor.record_stream`` for all tensors that the backward pass uses."""
+        routes = self.routes
+        tensors = [self._touched, routes.rows, routes.mine, routes.summed]
+        for hop in (routes.gradients, routes.sums):
+            tensors += [] if hop is None else [hop.send, hop.receive]
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
     @cached_property
     def routes(self) -> Routes:
+        """The routes of all rows. The first access waits twice for the device."""
         self._work.wait()
         rank, size = self._group.rank(), self._group.size()
         packed = self._all.view(size, -1, 1)
         bits = (packed & self._shifted(1)).ne(0).view(size, -1)
-        rows = bits.any(0).nonzero().squeeze(1)
+        anywhere = bits.any(0)
+        ends: list[int] = torch.stack([anywhere[:end].sum() for end in self._ends]).tolist()
+        rows = nonzero(anywhere, ends[-1])
         bits = bits.index_select(1, rows)
         turns = bits.cumsum(0, dtype=torch.int32)
         count = turns[-1]
@@ -170,15 +191,17 @@ class TouchedRows:
         passed_on, passed = (summing[rank] & ~everywhere).expand(size, -1), summing & ~everywhere
         others = (torch.arange(size, device=rows.device) != rank).unsqueeze(1)
         ways = [way & others for way in (send, receive, passed_on, passed)]
-        sizes = torch.stack([way.sum(1) for way in ways]).tolist()  # the only device sync
-        ends = [way.nonzero()[:, 1] for way in ways]
-        mine = bits[rank].nonzero().squeeze(1)
+        counts = torch.stack([way.sum(1) for way in (*ways, bits, bits & here)]).tolist()
+        sizes = counts[:4]
+        found = [nonzero(way, sum(size)) for way, size in zip(ways, sizes, strict=True)]
+        mine = nonzero(bits[rank], counts[4][rank])
         return Routes(
             rows,
             mine,
-            here.index_select(0, mine),
-            Hop(ends[0], sizes[0], ends[1], sizes[1]),
-            Hop(ends[2], sizes[2], ends[3], sizes[3]) if any(sizes[2] + sizes[3]) else None,
+            nonzero(here.index_select(0, mine), counts[5][rank]),
+            ends,
+            Hop(found[0], sizes[0], found[1], sizes[1]),
+            Hop(found[2], sizes[2], found[3], sizes[3]) if any(sizes[2] + sizes[3]) else None,
         )
 
 
@@ -202,17 +225,13 @@ class SparseSum:
             gradients = of_union.index_select(0, routes.gradients.send)
             self._under_way = self._exchange(routes.gradients, gradients)
 
-    @property
-    def rows(self) -> Tensor:
-        """Return the indices of copies that any rank looked up, ascending, int64 ``[num_rows]``."""
-        return self._routes.rows
-
     def pass_on(self) -> None:
         """Sum received gradients in rank order and send the sums to the other ranks."""
-        if not len(self.rows):
+        routes = self._routes
+        if not len(routes.rows):
             return
-        routes, here = self._routes, self._routes.mine[self._routes.summed]
-        own = self._own[routes.summed]
+        here = routes.mine.index_select(0, routes.summed)
+        own = self._own.index_select(0, routes.summed)
         parts = list(zip(self._split(routes.gradients), self._arrived(), strict=True))
         self._total.zero_()
         for rank, (rows, gradients) in enumerate(parts):
@@ -226,9 +245,9 @@ class SparseSum:
             self._under_way = self._exchange(routes.sums, sums)
 
     def result(self) -> Tensor:
-        """Return the sums for ``rows``, float32 ``[num_rows, dim]``, bitwise equal on all ranks."""
+        """Return the sums, float32 ``[num_rows, dim]``, bitwise equal on all ranks."""
         sums = self._routes.sums
-        if sums is not None and len(self.rows):
+        if sums is not None and len(self._routes.rows):
             for rows, gradients in zip(self._split(sums), self._arrived(), strict=True):
                 self._total.index_copy_(0, rows, gradients)
         return self._total
