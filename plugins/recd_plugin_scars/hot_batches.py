@@ -115,13 +115,13 @@ class HotBatches(DatasetWrapper):
                 "entry 'scars.cache' to the section cache:."
             )
         dynamic = [
-            f"{name} ({cache.policy_name})"
+            f"{name!r} ({cache.policy_name})"
             for name, cache in caches.items()
             if not cache.policy_class.only_hot
         ]
         if dynamic:
             raise SetupError(
-                f"{self.name}: the cached rows of tables {', '.join(map(repr, dynamic))} change "
+                f"{self.name}: the cached rows of tables {', '.join(dynamic)} change "
                 "during training. Set policy: static in the 'scars.cache' entry, or remove the "
                 "wrapper."
             )

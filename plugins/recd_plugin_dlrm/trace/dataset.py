@@ -87,7 +87,7 @@ class Trace(Dataset):
             return
         found = _provenance_of(options.path)
         differing = [
-            f"{key} was {found.get(key)!r} and is {wanted.get(key)!r}"
+            f"option {key!r} was {found.get(key)!r} and is now {wanted.get(key)!r}"
             for key in sorted(found.keys() | wanted.keys())
             if found.get(key) != wanted.get(key)
         ]

@@ -50,8 +50,8 @@ class RowTiers:
         chosen = np.concatenate([self.hot, self.flex])
         if len(np.unique(chosen)) < len(chosen) or (chosen < 0).any():
             raise SetupError(
-                "RowTiers: a row number in hot or flex is negative or appears twice. Use each row "
-                "number once."
+                "RowTiers: a row number in 'hot' or 'flex' is negative or appears twice. Use each "
+                "row number once."
             )
 
 
@@ -123,7 +123,8 @@ def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) ->
         if config.data_type != DataType.FP32:
             raise SetupError(
                 f"table {name!r}: flexshard supports only FP32 tables, but the data type is "
-                f"{config.data_type.value}. Use DataType.FP32, or remove the table from tiers."
+                f"{config.data_type.value}. Use DataType.FP32, or remove the table from the "
+                "argument 'tiers'."
             )
         last = np.concatenate([tiers[name].hot, tiers[name].flex]).max(initial=0)
         if last >= config.num_embeddings:

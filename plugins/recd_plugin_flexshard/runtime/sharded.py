@@ -288,9 +288,10 @@ def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterShar
             EmbeddingComputeKernel.FUSED.value,
         ):
             raise SetupError(
-                f"table {table!r}: the sharding plan uses {sharding.sharding_type} with the "
-                f"compute kernel {sharding.compute_kernel}, which flexshard does not support. Use "
-                "ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused'])."
+                f"table {table!r}: the sharding plan uses {sharding.sharding_type!r} with the "
+                f"compute kernel {sharding.compute_kernel!r}, which flexshard does not support. "
+                "Use ParameterConstraints(sharding_types=['row_wise'], "
+                "compute_kernels=['fused'])."
             )
 
 

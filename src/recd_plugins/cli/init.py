@@ -24,8 +24,8 @@ class Starts(click.Group):
         """
         if command.name in self.commands:
             raise PluginError(
-                f"{where}: another package already adds recd init {command.name}. Rename the "
-                "command."
+                f"{where}: another package already adds the command 'recd init {command.name}'. "
+                "Rename the command."
             )
         self.add_command(command)
 

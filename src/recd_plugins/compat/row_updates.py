@@ -154,8 +154,8 @@ def check_updates(
         elif sharding.compute_kernel in (_FUSED_ON_CUDA if device_type == "cuda" else _FUSED):
             if device_type == "cpu" and kind not in _ON_CPU:
                 raise SetupError(
-                    f"table {table!r}: FBGEMM has no CPU kernels for {kind.value}. Use row-wise "
-                    "Adagrad, Adagrad or SGD for tables, or train on a GPU. "
+                    f"table {table!r}: FBGEMM has no CPU kernels for the optimizer {kind.value!r}. "
+                    "Use row-wise Adagrad, Adagrad or SGD for tables, or train on a GPU. "
                     "training.dense_optimizer sets the optimizer of the dense layers only."
                 )
             if why := unheeded_argument(kind, given, device_type):

@@ -388,8 +388,8 @@ def _decide(
         if (others, theirs_left) != (made, left):
             raise SetupError(
                 f"the first batches of ranks {first} and {rank} have different features to "
-                f"deduplicate ('{made or 'none'}' and '{others or 'none'}'). Pass batches with the "
-                "same structure on all ranks."
+                f"deduplicate: {made or 'none'} and {others or 'none'}. Pass batches with the same "
+                "structure on all ranks."
             )
     total = {
         path: {name: sum((look[path][name] for _, (look, _) in seen), _NONE) for name in features}

@@ -148,7 +148,7 @@ def plugin_call(
     plugin: Plugin, what: str, code: type | None = None
 ) -> AbstractContextManager[None]:
     """Return a ``code_call`` for a method of a plugin, or of another class ``code``."""
-    named = f"plugin {plugin.name}"
+    named = f"plugin {plugin.name!r}"
     title = str(Problem(*plugin.stands_at, named)) if plugin.stands_at else named
     return code_call(title, what, code or type(plugin))
 

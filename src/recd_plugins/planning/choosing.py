@@ -144,7 +144,7 @@ def prepare(
     claims = registry.claim("sharding", [table.name for table in prepared.tables])
     for entry in registry.sharding:
         names = [table.name for table in prepared.tables if claims.get(table.name) is entry]
-        logger.info("%s shards %s", entry.plugin.name, ", ".join(names))
+        logger.info("%r shards %s", entry.plugin.name, ", ".join(map(repr, names)))
     return replace(prepared, chosen=chosen)
 
 

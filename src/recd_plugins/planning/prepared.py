@@ -347,7 +347,7 @@ def _check_kernels(
                 )
             if table in why:
                 raise SetupError(f"table {table!r} has a cache, but {where} {why[table]}")
-    logger.info("%s caches %s", entry.plugin.name, ", ".join(kernels.tables))
+    logger.info("%r caches %s", entry.plugin.name, ", ".join(map(repr, kernels.tables)))
 
 
 def apply_optimizers(

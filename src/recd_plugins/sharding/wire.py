@@ -171,7 +171,7 @@ def check_int8(
     for table, sharding in shardings.items():
         if pooled and sharding.sharding_type in ADDED_ON_THE_WAY:
             raise SetupError(
-                f"table {table!r} is pooled and sharded {sharding.sharding_type}, so ranks would "
+                f"table {table!r} is pooled and sharded {sharding.sharding_type!r}, so ranks would "
                 "have to add int8 values, which is not supported. Set training.wire to fp16 or "
                 "bf16, or use another sharding type for the table."
             )
