@@ -120,7 +120,7 @@ def test_a_package_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch, name
     assert "cannot be used" in recd("plugins").stderr, "it is for that command alone"
     monkeypatch.setenv("RECD_WITHOUT", f"{name}, sound")
     assert "sound.keep" not in PluginManager().plugins["preprocessing"]
-    assert "no preprocessing plugin is named sound.keep" in refused(site, "sound.keep")
+    assert "no preprocessing plugin is named 'sound.keep" in refused(site, "sound.keep")
 
 
 def test_the_api_and_plugins_import_neither_torch_nor_numba() -> None:

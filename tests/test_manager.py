@@ -70,9 +70,7 @@ def test_files_and_packages_of_a_folder(folder):
     assert found["acme.two"].origin == str(folder / "two" / "__init__.py")
     assert PluginManager(folder).plugins["preprocessing"]["acme.one"].cls is found["acme.one"].cls
     write(folder, "three.py", PLUGIN.format(name="acme.one"))
-    same = (
-        "two preprocessing plugins are named 'acme.one': Keep from {}/one.py and Keep from {}/three"
-    )
+    same = "plugins are named 'acme.one': class Keep of {}/one.py and class Keep of {}/three"
     assert same.format(folder, folder) in refused(folder)
 
 
@@ -89,10 +87,10 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
     ("change", "expected"),
     [
         (("acme.one", "Acme.One"), "package.part"),
-        (('name = "acme.one"', ""), "the plugin name '' of Keep is invalid"),
+        (('name = "acme.one"', ""), "the plugin name '' of class Keep is invalid"),
         (("return [Keep]", "return [object]"), "not a subclass of"),
         (("return [Keep]", "return [1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
-        (("(Preprocessing):", "(Plugin):"), "returned Keep, which is not a subclass of"),
+        (("(Preprocessing):", "(Plugin):"), "returned the class Keep, which is not a subclass of"),
         (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),
         (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),
         (("@hookimpl\n", ""), "implements no hook"),

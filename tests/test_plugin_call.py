@@ -82,7 +82,7 @@ def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments
     dataset = prepared_data.wrapped_dataset(registry)
     called = dataset if method != "session_reader" else dataset.inner
     expected = (
-        rf"r\.yaml:6 dataset\.wrap\[0\]: plugin bad\.wrapper failed in {method} \(.*bad\.py:\d+"
+        rf"r\.yaml:6 dataset\.wrap\[0\]: plugin 'bad\.wrapper' failed in {method} \(.*bad\.py:\d+"
     )
     with pytest.raises(KeyError, match=expected):
         getattr(called, method)(**arguments)
@@ -94,6 +94,6 @@ def test_recd_run_shows_it_as_the_plugins(folder: Path) -> None:
     assert isinstance(result.exception, KeyError)
     message = fault_message(result.exception)
     assert re.search(
-        r"plugin bad\.wrapper failed in reader \(.*bad\.py:\d+\): KeyError: 'reader'", message
+        r"plugin 'bad\.wrapper' failed in reader \(.*bad\.py:\d+\): KeyError: 'reader'", message
     )
     assert "internal error" not in message

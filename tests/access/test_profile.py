@@ -90,9 +90,9 @@ def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:
 def test_covering() -> None:
     profile = AccessProfile({"t_items": table_access("t_items")}, "rows of r.yaml")
     assert profile.covering("t_items", 100) is profile.tables["t_items"]
-    with pytest.raises(DataError, match="does not contain table t_item, only: t_items"):
+    with pytest.raises(DataError, match="does not contain table 't_item', only: 't_items'"):
         profile.covering("t_item", 100)
-    with pytest.raises(DataError, match="has 100 rows for table t_items, but the model has 101"):
+    with pytest.raises(DataError, match="has 100 rows for table 't_items', but the model has 101"):
         profile.covering("t_items", 101)
 
 

@@ -106,7 +106,7 @@ def test_they_are_called_in_order(whole: Path) -> None:
 
 def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: Path) -> None:
     said = run(write(tmp_path, fail_at=6), expect=70)
-    assert "plugin acme.notes failed in on_step (" in said
+    assert "plugin 'acme.notes' failed in on_step (" in said
     assert "acme.py:28): ValueError: enough" in said
     run(write(tmp_path, fail_at=0), "--resume")
     for resumed, straight in zip(notes(tmp_path), notes(whole), strict=True):

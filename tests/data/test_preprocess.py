@@ -108,7 +108,7 @@ def raises(error: Exception) -> Step:
 
 
 def test_what_a_step_raises_is_preceded_by_its_name_and_place():
-    note = r"no such id\nplugin test\.raises failed in transform of 'c' \(.*test_preprocess\.py:"
+    note = r"no such id\nplugin 'test\.raises' failed in transform of 'c' \(.*test_preprocess\.py:"
     with pytest.raises(ValueError, match=note):
         Preprocess({"c": [raises(ValueError("no such id"))]})(make_batch(deduplicated=False))
     with pytest.raises(DataError, match=r"^mend the file$"):

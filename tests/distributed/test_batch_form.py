@@ -62,7 +62,7 @@ def test_features_are_put_into_the_order_of_the_first_batch(weighted: bool) -> N
 def test_what_tables_look_up_stays() -> None:
     form = BatchForm("bags", features="ab")
     form.ordered(batch("azb"))
-    with pytest.raises(ExactnessError, match="bags: the batch lacks the features b"):
+    with pytest.raises(ExactnessError, match="bags: the batch lacks the features 'b'"):
         form.ordered(batch("az"))
     with pytest.raises(ExactnessError, match="Use the same feature order in all batches"):
         form.ordered(batch("zba", deduplicated=True))
@@ -79,14 +79,14 @@ def test_inverse_indices_in_another_order() -> None:
     assert found.inverse_indices()[0] == ["a", "b"]
     assert parts(found, "ab") == parts(given, "ab")
     other = with_inverse_indices_of(given, "b")
-    with pytest.raises(ExactnessError, match="no inverse_indices for the features a"):
+    with pytest.raises(ExactnessError, match="no inverse_indices for the features 'a'"):
         form.fit(form.ordered(other))
 
 
 def test_names_that_torchrec_takes_for_others() -> None:
     form = BatchForm("bags", features=["a", "a@7d"])
     form.fit(batch("ab"))
-    with pytest.raises(SetupError, match=r"names a@7d contain '@', .* of bags are deduplicated"):
+    with pytest.raises(SetupError, match=r"names 'a@7d' contain '@', .* of bags are deduplicated"):
         BatchForm("bags", features=["a", "a@7d"]).fit(batch("ab", deduplicated=True))
 
 

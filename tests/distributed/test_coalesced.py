@@ -208,7 +208,7 @@ def test_embeddings_come_once_for_each_distinct_id(kind: str) -> None:
 def test_names_that_are_taken_for_others() -> None:
     tables = sequences("clicks@7d", "other").embedding_configs()
     assert feature_groups(tables, []) is None
-    with pytest.raises(SetupError, match=r"names clicks@7d contain '@', .* is coalesced"):
+    with pytest.raises(SetupError, match=r"names 'clicks@7d' contain '@', .* is coalesced"):
         feature_groups(tables, ["t_clicks@7d"])
 
 

@@ -221,7 +221,7 @@ def placed(*kinds: str) -> Any:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_means_of_fused_bags_by_rows_are_refused(device: str) -> None:
     module, places = fused(means="a"), placed("row_wise", "table_wise")
-    with pytest.raises(SetupError, match=r"tables t_a .* divides wrongly"):
+    with pytest.raises(SetupError, match=r"tables 't_a' .* divides wrongly"):
         sharder_of(module).shard(module, places, ShardingEnv(1, 0), torch.device(device))
 
 

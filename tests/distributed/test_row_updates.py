@@ -107,7 +107,7 @@ def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: 
 def test_optimizers_without_cpu_kernels_are_refused_on_cpus_alone() -> None:
     module = bags(a=optim.Adam)
     check_updates(module, {"a": FUSED}, None, torch.device("cuda"))
-    with pytest.raises(SetupError, match=r"^table 'a': FBGEMM has no CPU kernels for adam\. Use"):
+    with pytest.raises(SetupError, match="no CPU kernels for the optimizer 'adam'"):
         check_updates(module, {"a": FUSED}, None, torch.device("cpu"))
 
 

@@ -122,7 +122,7 @@ def test_sums_on_their_way_and_lost_gradients_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "pooled", "message"),
     [
-        (row_wise(), True, "table 'a' is pooled and sharded row_wise"),
+        (row_wise(), True, "table 'a' is pooled and sharded 'row_wise'"),
         (column_wise(ranks=[0, 1]), True, "a shard of 8 columns, but .* blocks of 16"),
         (column_wise(ranks=[0, 1]), False, "a shard of 8 columns, but .* blocks of 16"),
         (row_wise(), False, None),
@@ -150,5 +150,5 @@ def test_plans_that_cannot_be_sent(
 def test_a_planner_takes_no_row_wise_bags() -> None:
     ready = prepared(registry((make(RowWise), ["a"]), wire="int8"))
     planner = ready.planner(world_size=2, profile=profile())
-    with pytest.raises(SetupError, match=r"sharded row_wise .* data_parallel, table_wise"):
+    with pytest.raises(SetupError, match=r"sharded 'row_wise' .* 'data_parallel', 'table_wise'"):
         planner.plan(ready.model, ready.sharders())

@@ -217,7 +217,7 @@ def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("fails", r"no weights.*test.tower failed in build \(.*tower.py:\d+"),
+        ("fails", r"no weights.*test.tower' failed in build \(.*tower.py:\d+"),
         ("no_logits", "the model's logits are NaN in 64 of 64 rows"),
         ("wrong_width", r"mat1 and mat2.*failed in forward \(.*tower.py:\d+"),
         ("extra_state", "the model has extra state 'top._extra_state"),

@@ -62,7 +62,7 @@ def pool(module: nn.Module) -> Tensor:
 def test_a_wrong_shape_names_plugin_and_feature(result: Any, found: str) -> None:
     with pytest.raises(ValueError, match=re.escape(found)) as caught:
         pool(Gives(result))
-    assert caught.value.__notes__[0].startswith("plugin test.builds failed in pooling seq (")
+    assert caught.value.__notes__[0].startswith("plugin 'test.builds' failed in pooling 'seq' (")
 
 
 def test_gradients_of_vectors_in_half_precision_are_summed_in_float32() -> None:

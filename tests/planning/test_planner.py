@@ -216,18 +216,20 @@ def test_plugins_decide() -> None:
 
 def test_no_plan_fits() -> None:
     reg = registry((make(TableWise), ["a"]))
-    with pytest.raises(SetupError, match=r"no plan fits.* a \(58\.2 TiB, table_wise\)"):
+    with pytest.raises(
+        SetupError, match=r"no plan fits.* 'a' \(58\.2 TiB; allowed sharding types: table_wise\)"
+    ):
         chosen(reg, Model(rows=10**12))
 
 
 def test_no_option_is_left() -> None:
     reg = registry(cache=[(make(Uvm), ["b"])])
     with pytest.raises(
-        SetupError, match=r"table 'b' cannot be sharded .*, fused_uvm_caching on cpu"
+        SetupError, match=r"table 'b' cannot be sharded .* kernels 'fused_uvm_caching' on cpu"
     ):
         chosen(reg, Model())
     reg = registry((make(RowWise), ["a"]))
-    with pytest.raises(SetupError, match="table 'a' cannot be sharded row_wise on cpu"):
+    with pytest.raises(SetupError, match="table 'a' cannot be sharded 'row_wise' on cpu"):
         prepared(reg).planner(world_size=2, profile=profile()).plan(
             Model(), stock_sharders(reg.training)
         )
@@ -255,13 +257,13 @@ def test_contradicting_plugins() -> None:
     wide.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
     reg = registry((wide, ["b"]), cache=[(make(Uvm), ["b"])])
     message = (
-        r"registry.yaml:10 cache\[0\]: table 'b': torchrec.uvm and test.constrains set "
+        r"registry.yaml:10 cache\[0\]: table 'b': 'torchrec.uvm' and 'test.constrains' set "
         "different compute_kernels"
     )
     with pytest.raises(RecdError, match=message):
         prepared(reg).planner(world_size=2, profile=profile())
     message = (
-        r"^table 'a': planner\(constraints=...\) and torchrec.row_wise set different "
+        r"^table 'a': 'planner\(constraints=...\)' and 'torchrec.row_wise' set different "
         r"sharding_types \(\['table_wise'\] and \['row_wise'\]\)\. Remove the table from one"
     )
     wishes = {"a": ParameterConstraints(sharding_types=["table_wise"])}

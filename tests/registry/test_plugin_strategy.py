@@ -70,7 +70,7 @@ def test_nothing_is_asked_of_a_table_that_the_entry_does_not_claim(method: str) 
     assert getattr(part, method)("u", *arguments) == getattr(TableStrategy(), method)(
         "u", *arguments
     )
-    note = rf"registry\.yaml:7 sharding\[1\]: plugin acme\.wide failed in {method} \(.*gy\.py:"
+    note = rf"registry\.yaml:7 sharding\[1\]: plugin 'acme\.wide' failed in {method} \(.*gy\.py:"
     with pytest.raises(KeyError, match=note):
         getattr(part, method)("t", *arguments)
 

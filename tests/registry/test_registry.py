@@ -77,6 +77,6 @@ def test_two_claims_and_dead_patterns_are_told_together(load):
 
 
 def test_a_plugin_that_cannot_be_made_is_named_with_its_line_of_code(load):
-    note = r":\d+ preprocessing\[0\]: plugin acme\.keep failed in __init__ \(.*\.py:\d+"
+    note = r":\d+ preprocessing\[0\]: plugin 'acme\.keep' failed in __init__ \(.*\.py:\d+"
     with pytest.raises(KeyError, match=note):
         load(REGISTRY.replace("buckets: 5", "buckets: 17"))

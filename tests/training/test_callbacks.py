@@ -121,10 +121,12 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(3, callbacks={"test.notes": [{}], "test.gone": [{}]})
     callbacks(called(Notes)).start(progress, 5, TABLES)
     assert capsys.readouterr().err == (
-        "The saved state of test.gone is ignored, because the registry file does not use this "
+        "The saved state of 'test.gone' is ignored, because the registry file does not use this "
         "callback\n"
     )
-    with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle cannot load a state"):
+    with pytest.raises(
+        RegistryError, match=r"callbacks\[0\]: callback 'test.idle' cannot load a state"
+    ):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 
 
@@ -231,4 +233,4 @@ def test_an_entry_goes_on_from_the_state_of_its_options(
     plugins: Any = {at: each.entry.plugin for each, at in zip(found, now, strict=True)}
     got = {at: each.states[0]["of"] for at, each in plugins.items() if hasattr(each, "states")}
     assert got == taken
-    assert ("The saved state of acme.look is ignored" in capsys.readouterr().err) == left
+    assert ("The saved state of 'acme.look' is ignored" in capsys.readouterr().err) == left

@@ -129,7 +129,7 @@ def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list
 
 def test_tables_do_not_lose_what_they_learn_by(tmp_path: Path) -> None:
     unnamed = "SGD has no parameter names"
-    lost = r"lacks the fused optimizer state of \S+\.t\.weight. Use CombinedOptimizer\(\[dmp"
+    lost = r"lacks the fused optimizer state of '\S+\.t\.weight'. Use CombinedOptimizer\(\[dmp"
     for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "adagrad"):
         for text, told in zip(of_rank, (lost, unnamed), strict=True):
             assert re.search(told, text)
@@ -173,7 +173,7 @@ def test_a_warm_up_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_warm_up_whose_steps_nobody_saves_is_refused(tmp_path: Path) -> None:
-    lost = "state_dict\\(\\) lacks the state of __warmup"
+    lost = "state_dict\\(\\) lacks the state of '__warmup"
     with pytest.raises(SetupError, match=lost):
         run_on_ranks(warm_up, 1, tmp_path, True)
     assert not list(tmp_path.iterdir())

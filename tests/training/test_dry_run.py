@@ -59,7 +59,7 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
         "ts": ("order of a session", "not a model input"),
         "city": (None, "string: the type is not supported"),
         "shop": (None, "int64: not in the option 'sparse'"),
-        "age": (None, "double: not in the option dense"),
+        "age": (None, "double: not in the option 'dense'"),
     }
     assert unused_line(load_registry(registry)).startswith(
         "columns that the run does not use: city (string: the type is not supported), shop ("

@@ -257,9 +257,9 @@ def test_samples_of_all_ranks_count_and_faults_are_told(tmp_path: Path) -> None:
     (tmp_path / "plugins" / "acme.py").write_text(METRIC)
     said = {
         "": {"error_rate": 3 / 8},  # 2 of 4 on rank 0, 1 of 4 on rank 1
-        "taken": ":6 metrics[0]: metric 'log_loss' of acme.wrong",
-        "results": "acme.wrong failed in results (",
-        "twice": ":6 metrics[1]: metric 'error_rate' of acme.wrong",
+        "taken": ":6 metrics[0]: metric 'log_loss' of plugin 'acme.wrong'",
+        "results": "acme.wrong' failed in results (",
+        "twice": ":6 metrics[1]: metric 'error_rate' of plugin 'acme.wrong'",
     }
     for fault in said:
         entry = {"use": "acme.wrong", "options": {"fault": fault}}
@@ -486,5 +486,5 @@ def write_validated(folder: Path, validation: Any, test_rows: int = 4, **trainin
 
 def test_a_validation_needs_a_test_split(tmp_path: Path) -> None:
     path = write_validated(tmp_path, {"every": 2}, test_rows=0)
-    with pytest.raises(RegistryError, match=r"split, but dataset dlrm\.random has no test split"):
+    with pytest.raises(RegistryError, match=r"split, but dataset 'dlrm\.random' has no test split"):
         check_evaluation(load_registry(path))

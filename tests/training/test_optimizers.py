@@ -119,7 +119,7 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
         (
             "raised",
             ZeroDivisionError,
-            r"acme.mine failed in update of table t_raised \(.*acme.py:\d+",
+            r"acme.mine' failed in update of table 't_raised' \(.*acme.py:\d+",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_what_a_plugin_cannot_return(
     [
         ("sharding: [{use: torchrec.data_parallel, tables: [t_a]}]", "replicates the table"),
         ("sharding: [{use: torchrec.row_wise, tables: [t_a]}]", "the rows with training.optim"),
-        ("cache: [{use: torchrec.uvm, tables: [t_a]}]", r"torchrec.uvm \(cache\[0\], line 6\)"),
+        ("cache: [{use: torchrec.uvm, tables: [t_a]}]", r"torchrec.uvm' \(cache\[0\], line 6\)"),
     ],
 )
 def test_entries_that_train_rows_otherwise(tmp_path: Path, more: str, said: str) -> None:

@@ -54,7 +54,7 @@ def test_the_test_split_is_of_other_rows() -> None:
     longer = read(dataset(rows=11_000))
     assert read(made, split="test").combine_chunks().equals(longer.slice(10_000).combine_chunks())
     assert read(made).equals(read(dataset()))
-    with pytest.raises(DataError, match="Set option test_rows"):
+    with pytest.raises(DataError, match="Set option 'test_rows'"):
         read(dataset(), split="test")
 
 

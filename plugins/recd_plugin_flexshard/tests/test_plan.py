@@ -155,7 +155,7 @@ def test_profiles_from_files(context: PlanContext, tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.hot_rows, b.hot_rows)
         assert a.demand.features == b.demand.features == len(table.features)
     profile_of(TABLES[:1]).save(path)
-    with pytest.raises(DataError, match="does not contain table t_b"):
+    with pytest.raises(DataError, match="does not contain table 't_b"):
         planned(TwoTier, context, profile=path)
 
 

@@ -114,7 +114,7 @@ Options = Callable[[Path], dict[str, Any]]
     ("use", "options", "says"),
     [
         ("joint", lambda p: {"profile": str(p)}, "no such file. Create it"),
-        ("joint", lambda p: {"budget": "0.01x"}, "budget ('0.01x') is too small"),
+        ("joint", lambda p: {"budget": "0.01x"}, "'budget' ('0.01x') is too small"),
         ("three_tier", lambda p: {}, "Use 'flexshard.two_tier' or 'flexshard.joint'"),
     ],
 )
@@ -145,7 +145,7 @@ def test_pooled_tables_and_unknown_options_are_refused(make_registry: MakeRegist
 def test_other_plugins_may_not_shard_tiers_otherwise(make_registry: MakeRegistry) -> None:
     cache = [{"use": "torchrec.uvm", "tables": ["t_seq_0_0"]}]
     _, found = prepared(make_registry("flexshard.joint", cache=cache))
-    with pytest.raises(SetupError, match=r"flexshard\.joint set different compute_kernels"):
+    with pytest.raises(SetupError, match=r"'flexshard\.joint' set different compute_kernels"):
         found.planner()
 
 

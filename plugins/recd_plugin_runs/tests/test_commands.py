@@ -77,9 +77,7 @@ def test_what_cannot_be_written_or_read_is_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "the suffix is not one of .parquet, .csv, .jsonl" in refusal(
-        [*PREDICT[:-1], "scores.txt"]
-    )
+    assert "the suffix is not one of '.parquet', '.csv'" in refusal([*PREDICT[:-1], "scores.txt"])
     assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
     assert "rows.csv: the output is Parquet" in refusal([*ROWS[:-1], "rows.csv"])
     make_checkpoint(tmp_path)

@@ -136,10 +136,10 @@ def test_caches_larger_than_the_device(context: PlanContext) -> None:
 def test_a_profile_of_other_tables(context: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "accesses.parquet"
     context.data.access(TABLES[:1], None).save(path)
-    with pytest.raises(DataError, match="does not contain table t_history"):
+    with pytest.raises(DataError, match="does not contain table 't_history'"):
         plugin(profile=path).strategy(TABLES, context)
     larger = replace(TABLES[0], num_embeddings=2000)
-    with pytest.raises(DataError, match=r"1,000 rows for table t_user, but the model has 2,000"):
+    with pytest.raises(DataError, match=r"1,000 rows for table 't_user', but the model has 2,000"):
         plugin(profile=path).strategy([larger], context)
     counts = AccessProfile.load(path).tables["t_user"]
     found = caches_of(context, TABLES[:1], profile=path, rows=7)["t_user"]
@@ -149,8 +149,8 @@ def test_a_profile_of_other_tables(context: PlanContext, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": 1, "share": 0.1}, "rows and share all set"),
-        ({"share": 0.1, "bytes": 7}, "share and bytes all set"),
+        ({"rows": 1, "share": 0.1}, "'rows' and 'share' all set"),
+        ({"share": 0.1, "bytes": 7}, "'share' and 'bytes' all set"),
         ({"bytes": "7 parsecs"}, "256MB"),
         ({"share": 1.5}, "less than or equal to 1"),
         ({"rows": -1}, "greater than or equal to 0"),

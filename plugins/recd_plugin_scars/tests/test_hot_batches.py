@@ -172,7 +172,7 @@ def test_the_test_split_is_left_as_it_is(tmp_path: Path) -> None:
     ("caches", "message"),
     [
         ({}, "no table has a cache"),
-        ({"t_item": cached([0], "lru"), "t_seen": cached([0])}, r"t_item \(lru\) change"),
+        ({"t_item": cached([0], "lru"), "t_seen": cached([0])}, r"'t_item' \(lru\) change"),
         ({"t_item": cached([IDS + 3])}, f"row {IDS + 3}, but the table has only {IDS} rows"),
     ],
 )
@@ -191,7 +191,7 @@ def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:
         session_keys = Dataset.session_keys  # type: ignore[assignment]
 
     inner = Sessionless(parquet(tmp_path).options)
-    with pytest.raises(SetupError, match="Remove sessions"):
+    with pytest.raises(SetupError, match="Remove this option"):
         hot_batches(inner, {"sessions": True}).prepare()
 
 
@@ -205,8 +205,8 @@ def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
     state = inside.state_dict()
     reader().load_state_dict(state)
     for other, message in (
-        (reader(window=24), "window is 6, but .* 5"),
-        (reader(sessions=True), "sessions is True, but .* False"),
+        (reader(window=24), "'window' is 6, but .* 5"),
+        (reader(sessions=True), "'sessions' is True, but .* False"),
         (reader(13), r"hot_rows is .* Set rows or share"),
     ):
         with pytest.raises(DataError, match=message):

@@ -109,7 +109,7 @@ def test_merged(folder: Path) -> None:
     refused = profile("merge", "b", "a", "-o", "a", "--force")
     assert "a: this file is also an input (profiles)" in refused.output
     assert profile(*ZIPF, "--rows", "51", "-o", "d").exit_code == 0
-    assert "table t: num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
+    assert "table 't': num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
     assert not (folder / "e").exists()
 
 
@@ -123,7 +123,7 @@ ZIPF = ["zipf", "--table", "t", "--rows", "50", "--length", "5"]
         (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml already exists"),
         (
             ["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"],
-            "mean usr_0?",
+            "mean 'usr_0'?",
         ),
         (["show", "missing"], "missing: no such file"),
     ],

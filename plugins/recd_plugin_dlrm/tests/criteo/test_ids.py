@@ -112,5 +112,5 @@ def test_a_state_of_another_coding_is_refused(write_days):
     folder = write_days("tsv", 40, 30)
     arguments: dict[str, Any] = {"rank": 0, "world_size": 1, "batch_size": 4, "split": "train"}
     state = make(folder, buckets=10).reader(**arguments).state_dict()
-    with pytest.raises(DataError, match="encoding was"):
+    with pytest.raises(DataError, match="'encoding' was"):
         make(folder, buckets=11).reader(**arguments).load_state_dict(state)

@@ -73,8 +73,8 @@ def test_other_names_of_one_file(tmp_path):
     ("names", "message"),
     [
         ([], "the folder has no Criteo data"),
-        (["day_0", "day_2"], "one file per day .* has day_0, day_2"),
-        (["day_0", "day_0.gz"], "has day_0, day_0.gz"),
+        (["day_0", "day_2"], "one file per day .* has 'day_0', 'day_2'"),
+        (["day_0", "day_0.gz"], "has 'day_0', 'day_0.gz'"),
         (["day_0", "train.txt"], "set option 'path' to a single file"),
         (["train.tsv", "train.txt"], "set option 'path' to a single file"),
     ],

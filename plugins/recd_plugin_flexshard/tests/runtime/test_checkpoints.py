@@ -306,7 +306,7 @@ def use_a_state_dict_of_before(rank: int, world_size: int, part: str, folder: Pa
 @pytest.mark.parametrize("part", PARTS)
 def test_a_state_dict_of_before_training_is_refused(tmp_path: Path, part: str) -> None:
     for said in run((2, 2), use_a_state_dict_of_before, part, tmp_path):
-        assert all("updates of the tables a, b are missing" in each for each in said)
+        assert all("updates of the tables 'a', 'b' are missing" in each for each in said)
 
 
 def _part(job: Job, part: str) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def test_a_second_backward_pass_is_refused() -> None:
     _, kernel = one_table()
     output = kernel(batch_of([[0, 1], [6]]))
     output.sum().backward(retain_graph=True)
-    with pytest.raises(ExactnessError, match=r"t0 support only one backward pass"):
+    with pytest.raises(ExactnessError, match=r"'t0' support only one backward pass"):
         output.sum().backward()
 
 

@@ -113,7 +113,7 @@ def test_tables_of_different_widths_get_a_kernel_each() -> None:
             {"a": LRU, "b": LRU},
             {"a": CACHED, "b": CACHED},
             {"widths": (8, 16)},
-            r"a and b .* different widths \(8 and 16\)",
+            r"'a' and 'b' .* different widths \(8 and 16\)",
         ),
         ({"a": LRU, "b": IN_FILE}, {"a": CACHED, "b": CACHED}, {}, "Set option 'storage'"),
     ],
@@ -128,9 +128,9 @@ def test_tables_that_got_one_kernel_and_should_not(
 @pytest.mark.parametrize(
     ("params", "cache", "message"),
     [
-        ({"optimizer": EmbOptimType.ADAM}, LRU, "t0 do not support the optimizer ADAM"),
-        ({"beta1": 0.9}, LRU, "fused_params beta1"),
-        ({"weight_decay": 0.1}, LRU, "t0 do not support weight_decay"),
+        ({"optimizer": EmbOptimType.ADAM}, LRU, "'t0' do not support the optimizer ADAM"),
+        ({"beta1": 0.9}, LRU, "fused_params 'beta1'"),
+        ({"weight_decay": 0.1}, LRU, "'t0' do not support weight_decay"),
         ({}, TableCache("static", 0.5, np.array([6, 1, 2])), "hot_rows contains row 6"),
         ({}, TableCache("static", 0.5, np.array([1, 2])), "has 3 rows, but hot_rows has only 2"),
         ({}, TableCache("lfu", 0.5, np.array([1, 2, 1])), "contains a row twice"),
