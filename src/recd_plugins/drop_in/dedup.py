@@ -349,7 +349,7 @@ class _Look:
         if self.pooled.isdisjoint(keys):
             return "none of its features is pooled by an EmbeddingBagCollection or PooledSequences"
         if twice := [key for key, count in Counter(keys).items() if count > 1]:
-            return f"it contains the feature {twice[0]} twice"
+            return f"it contains the feature {twice[0]!r} twice"
         reasons = [self.takes_plain.get(key, "") for key in keys if key in self.pooled]
         return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 

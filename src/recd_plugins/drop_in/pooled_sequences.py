@@ -194,7 +194,7 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
             drops = isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout
             if isinstance(module, _BY_ROWS) or drops:
                 logger.warning(
-                    "the pooling of %s contains a %s (%s), which changes training, because it sees "
+                    "the pooling of %r contains a %s (%s), which changes training, because it sees "
                     "equal rows only once. Apply it to the output of PooledSequences instead.",
                     *(each, type(module).__name__, name or "the pooling itself"),
                 )

@@ -235,7 +235,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._names and not self.touched and not _is_view(func):
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor) and leaf.is_meta and _storage(leaf) in self._names:
-                    self.touched = f"table {self._names[_storage(leaf)]} is used by {func}"
+                    self.touched = f"table {self._names[_storage(leaf)]!r} is used by {func}"
         return func(*args, **(kwargs or {}))
 
 
@@ -302,7 +302,7 @@ def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> 
         if config.init_fn is not None:
             if not _is_by_element(config.init_fn):
                 logger.warning(
-                    "table %s: each rank allocates the full table, because init_fn is neither "
+                    "table %r: each rank allocates the full table, because init_fn is neither "
                     "uniform_ nor normal_ of torch.nn.init",
                     config.name,
                 )

@@ -179,7 +179,7 @@ def put_poolings(registry: RunConfig, model: nn.Module) -> None:
             if entry is not None:
                 with at_entry(registry.path, entry):
                     module.put(feature, entry.plugin)
-                logger.info("%s pools %s", entry.plugin.name, feature)
+                logger.info("%r pools %r", entry.plugin.name, feature)
             elif feature not in module.pooled_by:
                 raise RecdError(
                     f"{registry.path}: the sequence feature {feature!r} has no pooling. Add the "

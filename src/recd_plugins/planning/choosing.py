@@ -401,7 +401,7 @@ def _find(
             choice = plugin.choose(question)
     except NoPlanError as error:
         raise NoPlanError(
-            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} found no plan that "
+            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name!r} found no plan that "
             f"fits into memory. TorchRec's planner for all tables: {error}"
         ) from error
     except RecdError:

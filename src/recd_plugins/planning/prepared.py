@@ -386,7 +386,7 @@ def apply_optimizers(
                 )
             for parameter in parameters[table.name]:
                 _apply(update, parameter, table)
-            logger.info("%s trains %s", entry.plugin.name, table.name)
+            logger.info("%r trains %r", entry.plugin.name, table.name)
 
 
 def _check_other_entries(

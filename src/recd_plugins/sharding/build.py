@@ -182,19 +182,20 @@ def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module
     registry = prepared.registry
     entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
     for module in embedding_modules(prepared.model):
-        kind, path = type(module.shardable), module.path or "the model"
+        kind = type(module.shardable)
+        path = f"module {module.path!r}" if module.path else "the model"
         if kind in types:
             continue
         named = [t.name for t in module.tables if any(each.matches(t.name) for each in entries)]
         if module.ours and named:
             logger.warning(
-                "registry entries select the tables %s, but module %r stays unsharded. Add a "
+                "registry entries select the tables %s, but %s stays unsharded. Add a "
                 "sharder for %s to argument 'base'.",
                 *(shortened(named), path, kind.__name__),
             )
         if not module.ours and any(type(child) in types for child in module.shardable.modules()):
             logger.warning(
-                "argument 'base' shards only the tables inside module %r (%s), so each rank "
+                "argument 'base' shards only the tables inside %s (%s), so each rank "
                 "trains its own id map or weights. Add a sharder for %s to argument 'base'.",
                 *(path, kind.__name__, kind.__name__),
             )
