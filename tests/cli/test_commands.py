@@ -156,8 +156,9 @@ def test_validate_tells_every_problem(folder):
     lines = recd("validate", expect=1).stderr.splitlines()
     assert lines == [
         "registry.yaml:1 version: input should be 1, got 2",
-        "registry.yaml:2 dataset.options.path: this required option of acme.clicks is missing",
-        "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks. Did you mean 'path'?",
+        "registry.yaml:2 dataset.options.path: this required option of 'acme.clicks' is missing",
+        "registry.yaml:2 dataset.options.pth: unknown option of 'acme.clicks'. Did you mean "
+        "'path'?",
     ]
     answer = json.loads(recd("validate", "--json", expect=1).stdout)
     assert answer["ok"] is False
@@ -165,7 +166,7 @@ def test_validate_tells_every_problem(folder):
         "path": "registry.yaml",
         "line": 2,
         "field": "dataset.options.pth",
-        "message": "unknown option of acme.clicks. Did you mean 'path'?",
+        "message": "unknown option of 'acme.clicks'. Did you mean 'path'?",
     }
 
 

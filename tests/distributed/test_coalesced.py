@@ -348,7 +348,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     ),
     "no inverse_indices for the features a, b": lambda: ab(ab_bags(), True)(ab_batch(stored=True)),
     "got a batch without weights": lambda: ab(processed(), True)(ab_batch()).wait(),
-    "feature 'a' looks up the tables t_a, t_a": lambda: ab(twice(), True),
+    "feature 'a' looks up the tables 't_a', 't_a": lambda: ab(twice(), True),
 }
 
 

@@ -220,7 +220,7 @@ def test_means_of_batches_with_weights_are_refused(
 
 def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
     assert _run(weights_that_learn, STOCK) == [None, None]
-    with pytest.raises(ExactnessError, match="the weights of the features a require a gradient"):
+    with pytest.raises(ExactnessError, match="the weights of the features 'a' require a gradient"):
         _run(weights_that_learn, EXACT)
 
 
@@ -230,8 +230,8 @@ def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
         (sequences_under_sync_collectives, "synchronous collectives"),
         (variable_bags_of_no_rows_known, "only one of stride_per_key"),
         (bags_with_inverse_indices_only, "only one of stride_per_key"),
-        (mean_and_sum_of_one_feature, "features f look up a row-wise table"),
-        (untrained_table, "no optimizer updates the parameters embedding_bags.t_a.weight"),
+        (mean_and_sum_of_one_feature, "features 'f' look up a row-wise table"),
+        (untrained_table, "no optimizer updates the parameters 'embedding_bags.t_a.weight"),
     ],
 )
 def test_refused(case: Callable[..., Any], message: str) -> None:

@@ -236,7 +236,9 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert [name for name in batch if changed[name] is not batch[name]] == ["ok"]
     assert unique_rows(changed["ok"]).stride_per_key() == [1, 2, 2]
     assert "batch['mine']: not deduplicated, since none of its features is pooled by" in caplog.text
-    assert "batch['again']: not deduplicated, since it contains the feature f1 twice" in caplog.text
+    assert (
+        "batch['again']: not deduplicated, since it contains the feature 'f1' twice" in caplog.text
+    )
     assert "batch['twice']: not deduplicated, since it is already deduplicated" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "recd_plugins"):

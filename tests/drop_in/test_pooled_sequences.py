@@ -104,9 +104,9 @@ def test_poolings_that_see_more_than_a_row_are_warned_of(
     pooling: nn.Module, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     PooledSequences(sequences("f"), {"f": pooling})
-    found = [text for text in caplog.messages if text.startswith("the pooling of f ")]
+    found = [text for text in caplog.messages if text.startswith("the pooling of 'f' ")]
     assert len(found) == bool(told)
-    assert all(text.startswith(f"the pooling of f {told}, ") for text in found)
+    assert all(text.startswith(f"the pooling of 'f' {told}, ") for text in found)
 
 
 def test_a_pooling_gives_a_vector_a_row() -> None:

@@ -148,7 +148,7 @@ def test_a_module_of_which_base_shards_only_the_tables_is_warned_of(
 ) -> None:
     ready = recd_plugins.wrap(model_of("managed"))
     ready.sharders([EmbeddingBagCollectionSharder()])
-    inside = "managed (ManagedCollisionEmbeddingBagCollection)"
+    inside = "module 'managed' (ManagedCollisionEmbeddingBagCollection)"
     assert f"'base' shards only the tables inside {inside}" in caplog.text
     caplog.clear()
     ready.sharders(get_default_sharders())

@@ -139,7 +139,7 @@ def test_whoever_uses_a_table_is_seen(use: Callable[[Tensor], Any]) -> None:
         assert list(made.state_dict()) == ["embeddings.t.weight"]
         assert not deferred.touched
         use(made.embeddings["t"].weight)
-    assert deferred.touched.startswith("table t is used by aten.")
+    assert deferred.touched.startswith("table 't' is used by aten.")
 
 
 def test_a_table_that_was_set_is_refused() -> None:

@@ -232,7 +232,7 @@ def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
         prepare(registry_with(tmp_path, entry), model(collection(tables=tables)))
     (problem,) = raised.value.problems
     assert (problem.line, problem.field) == (5, "sharding[0]")
-    assert problem.message.startswith("feature 'x' looks up the tables t_y, t_z, but only t_z")
+    assert problem.message.startswith("feature 'x' looks up the tables 't_y', 't_z', but only 't_z")
 
 
 def test_ranks_that_talk_by_nccl_have_tables_on_gpus(

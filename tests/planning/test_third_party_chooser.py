@@ -122,5 +122,5 @@ def test_reports_have_what_it_says(tmp_path: Path) -> None:
 
 def test_where_nothing_fits_its_entry_is_named(tmp_path: Path) -> None:
     little = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 1_000})
-    with pytest.raises(NoPlanError, match=r"sharding\[0\]: acme\.alike found no plan"):
+    with pytest.raises(NoPlanError, match=r"sharding\[0\]: 'acme\.alike' found no plan"):
         with_plugins(asked(tmp_path), little)

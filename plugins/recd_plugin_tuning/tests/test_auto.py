@@ -212,7 +212,7 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
             {},
             r"sharding\[0\]: the other entries select every table",
         ),
-        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto found no plan that fits"),
+        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: 'auto' found no plan that fits"),
     ],
 )
 def test_what_cannot_be_is_refused(

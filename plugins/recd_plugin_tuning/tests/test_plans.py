@@ -61,5 +61,5 @@ def test_a_batch_that_no_choice_fits_is_too_large(make_registry, table: Path) ->
     largest = study(registry, "machine", spec, None, lambda _: None, nothing).plugins
     assert largest.largest_batch_size == largest.batch_size < 256
     more = {"batch_size": largest.batch_size + (largest.batch_step or 0)}
-    with pytest.raises(NoPlanError, match="auto found no plan that fits"):
+    with pytest.raises(NoPlanError, match="'auto' found no plan that fits"):
         with_plugins(registry.with_training(more), spec)

@@ -94,7 +94,7 @@ def test_rows_and_batch_share_memory(folder: Path) -> None:
         (["--memory", "much"], "'much' is not a positive number of bytes"),
         (["--batch-size", "auto"], "Set --memory"),
         (["--profile", "none.parquet"], "none.parquet"),
-        (["--profile", "other.parquet"], "does not contain table t_item_0, only: t_user"),
+        (["--profile", "other.parquet"], "does not contain table 't_item_0', only: 't_user"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
