@@ -32,8 +32,8 @@ class TableOptions(BaseModel):
     layout: Layout = Field(
         default="clustered",
         description="Order of rows. clustered: one session after another. interleaved: the same "
-        "rows sorted by time. stream: sorted by time, from many overlapping sessions, of which "
-        "the table has only a part.",
+        "rows sorted by time. stream: a part of a log with many overlapping sessions, sorted "
+        "by time.",
     )
     row_group_rows: PositiveInt = Field(
         default=2048, description="Number of rows per Parquet row group."
@@ -173,8 +173,8 @@ def _option(name: str, type: click.ParamType[Any], **default: Any) -> Any:
 def generate(folder: Path, force: bool, **options: Any) -> None:
     """Generate a table of user sessions as Parquet files in FOLDER.
 
-    In the default shape papercal, values repeat as often as in the RecD paper: 81.5 % of the bytes
-    of lists repeat an earlier row of the session. 65,536 clustered rows take about 70 MB.
+    In the default shape, papercal, values repeat as often as in the RecD paper. 65,536 clustered
+    rows take about 70 MB.
     """
     if options["shape"] == "papercal" and options["scale"] != 1:
         raise click.UsageError(
