@@ -14,8 +14,8 @@ class ReadersPlan(plan_modes.PlanMode):
 
     flag = "--readers"
     help = (
-        "Plan the number of readers instead of the tables. Measures one reader and the trainer on "
-        "this machine, and prints how many readers the trainer needs."
+        "Measure one reader and the trainer on this machine, and print how many readers the "
+        "trainer needs."
     )
     takes_topology = False
     because = "measures this machine with the settings of the registry file"

@@ -51,8 +51,8 @@ class TiersPlan(plan_modes.PlanMode):
 
     flag = "--tiers"
     help = (
-        "Plan tiers of rows instead of shardings: show the plan of each flexshard entry, and the "
-        "plans of the other flexshard plugins for comparison."
+        "Show the tiers that each flexshard entry plans, and those of the other flexshard plugins "
+        "for comparison."
     )
     because = "plans for a fixed batch size"
 

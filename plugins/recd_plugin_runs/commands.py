@@ -272,9 +272,8 @@ def export(
 
     Writes model.pt2, signature.json and encode.py into a folder. The program accepts raw ids and
     numbers, preprocesses them as in training, and returns probabilities. encode.py turns raw rows
-    into the inputs of the program, as signature.json describes. Rows of a batch can share a stored
-    row of a feature. For example, the candidates of a request share its history. Load the program
-    with torch.export.load; it needs only torch.
+    into the inputs of the program, as signature.json describes. Load the program with
+    torch.export.load; it needs only torch.
 
     REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
     overrides a value, as in recd run.

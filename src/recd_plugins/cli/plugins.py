@@ -40,8 +40,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
     """List the available plugins.
 
     Shows the kind, name and description of each plugin, and its distribution or file. Also lists
-    installed plugin packages that failed to load, with the reason. Registry files that do not use
-    such a package still work.
+    installed plugin packages that failed to load, with the reason.
     """
     manager = PluginManager(plugins_dir)
     check_contributions(manager)

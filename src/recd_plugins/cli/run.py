@@ -182,16 +182,15 @@ class RunCommand(click.Command):
     multiple=True,
     metavar="NAME",
     help="Use the sharding plugin NAME instead of the plugin of the first sharding entry. If given "
-    "several times, train once with each plugin and compare the results. These runs have the same "
-    "batches and initial weights, and write no checkpoints.",
+    "several times, train once with each plugin and compare the results, as with --compare.",
 )
 @click.option(
     "--rounds",
     type=AT_LEAST_1,
     default=1,
     show_default=True,
-    help="With --compare or several --sharding: number of rounds. Each round trains every variant "
-    "once; the output shows medians and the spread over rounds.",
+    help="With --compare or several --sharding: train every variant this number of times, and "
+    "show medians and the spread.",
 )
 @click.option(
     "--dry-run",
