@@ -29,9 +29,7 @@ class ImportOptions(PluginOptions):
     """Options that, together with the content of a table, determine its import."""
 
     columns: Columns = Field(
-        description="Role of each column: id, ids, number, numbers, session, time, "
-        "request, key, label or unused. Name struct fields by path, such as "
-        "user.age."
+        description="Role of each column. Name struct fields by path, such as user.age."
     )
     others: Others = Field(
         default="error",
