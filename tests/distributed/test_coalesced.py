@@ -346,7 +346,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "feature 'b': inverse_indices range from -1 to 2": lambda: ab(ab_bags(), True)(
         ab_batch(inverse=[[0, 1, 2], [0, -1, 2]])
     ),
-    "no inverse_indices for the features a, b": lambda: ab(ab_bags(), True)(ab_batch(stored=True)),
+    "no inverse_indices for the features 'a', 'b'": lambda: ab(ab_bags(), True)(
+        ab_batch(stored=True)
+    ),
     "got a batch without weights": lambda: ab(processed(), True)(ab_batch()).wait(),
     "feature 'a' looks up the tables 't_a', 't_a": lambda: ab(twice(), True),
 }

@@ -137,7 +137,7 @@ def check_agreement(
         both = dict(_leaves(values[0][what])), dict(_leaves(values[rank].get(what)))
         places = [p for p in {**both[0], **both[1]} if both[0].get(p) != both[1].get(p)]
         said += [
-            f"{what + _words(place)!r} is {_shown(both[0], place)} on rank 0, but "
+            f"{what}{_words(place)} is {_shown(both[0], place)} on rank 0, but "
             f"{_shown(both[1], place)} on rank {rank}"
             for place in islice(places, _SHOWN)
         ]

@@ -185,7 +185,7 @@ def _check(
             for table, weight in tables.items()
         },
         "fused_params": sharder.fused_params,
-        "several nodes (LOCAL_WORLD_SIZE)": sends_once(),
+        "the flag for several nodes (LOCAL_WORLD_SIZE)": sends_once(),
     }
     check_agreement(f"sharding {name}", decided, env.process_group)
 
