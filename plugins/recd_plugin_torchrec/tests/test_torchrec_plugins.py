@@ -74,7 +74,7 @@ def test_column_shards() -> None:
 def test_uvm() -> None:
     uvm = Uvm(Uvm.Options(load_factor=0.1, algorithm="lfu"))
     uvm.check(torch.device("cuda"))
-    with pytest.raises(SetupError, match=r"torchrec.uvm needs CUDA.*enabled: false"):
+    with pytest.raises(SetupError, match=r"'torchrec.uvm' needs CUDA.*enabled: false"):
         uvm.check(torch.device("cpu"))
     constraints = uvm.constraints([TABLE])["t"]
     assert constraints.compute_kernels == ["fused_uvm_caching"]
@@ -101,6 +101,6 @@ def test_a_rate_of_0_keeps_a_table_and_what_becomes_0_is_refused() -> None:
 
 def test_a_mode_of_a_decay_that_there_is_not_is_refused() -> None:
     options = {"learning_rate": 0.1, "weight_decay_mode": "decouple"}
-    with pytest.raises(ValidationError, match="weight_decay is 0"):
+    with pytest.raises(ValidationError, match="'weight_decay' is 0"):
         RowWiseAdagrad.Options.model_validate(options)
     RowWiseAdagrad.Options.model_validate({**options, "weight_decay": 0.1})
