@@ -36,7 +36,7 @@ from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.planning.prepared import apply_optimizers
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
-from recd_plugins.sharding.pipeline import OverlappedTrainPipeline
+from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, SparseDistTrainPipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 
@@ -67,6 +67,8 @@ class Case:
     coalesced: tuple[str, ...] = ()
     # By the pipeline that looks rows up ahead.
     overlapped: bool = False
+    # By the pipeline that exchanges sizes once, as on a GPU.
+    sizes_once: bool = False
     # A registry file with optimizer entries of tables.
     registry: Path | None = None
 
@@ -150,6 +152,10 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, CombinedOptimiz
     return dmp, optimizer
 
 
+class _SizesOnce(SparseDistTrainPipeline):
+    _exchanges_sizes_once = True
+
+
 def train(
     dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
 ) -> tuple[list[tuple[Tensor, Tensor]], int]:
@@ -160,6 +166,8 @@ def train(
         pipeline: TrainPipelineSparseDist[ModelInput, tuple[Tensor, Tensor]]
         if case.overlapped:
             pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
+        elif case.sizes_once:
+            pipeline = _SizesOnce(dmp, optimizer, DEVICE, execute_all_batches=True)
         else:
             pipeline = TrainPipelineSparseDist(dmp, optimizer, DEVICE, execute_all_batches=True)
         iterator: Iterator[ModelInput] = iter(batches)

@@ -19,9 +19,11 @@ _NAMES: dict[str, str] = {
         "_config _local_rows _local_cols _feature_table_map _emb_module",
     ),
     "torchrec.distributed.dist_data:KJTAllToAllTensorsAwaitable": (
-        "_workers _input _input_splits _output_splits _output_tensors _awaitables _recat "
-        "_stride_per_rank"
+        "_workers _input _input_splits _output_splits _input_tensors _awaitables _recat _stagger "
+        "_stride_per_rank _keys _device"
     ),
+    "torchrec.distributed.dist_data:KJTAllToAll": "_splits",
+    "torchrec.distributed.dist_data": "_get_recat",
     "torchrec.distributed.dist_data:SequenceEmbeddingsAllToAll": "_pg",
     "torchrec.distributed.dist_data:SequenceEmbeddingsAwaitable": "_tensor_awaitable",
     "torchrec.distributed.embedding:EmbeddingCollectionSharder": "_use_index_dedup",
@@ -36,7 +38,6 @@ _NAMES: dict[str, str] = {
     "torchrec.distributed.embedding_lookup:GroupedPooledEmbeddingsLookup": (
         "_create_embedding_kernel _forward _forward_with_vbe_merging _world_size"
     ),
-    "torchrec.distributed.embedding_sharding:FusedKJTListSplitsAwaitable": "_awaitables",
     "torchrec.distributed.embeddingbag:ShardedEmbeddingBagCollection": (
         "_lookups _create_lookups _input_dists _create_input_dist _output_dists "
         "_pooling_type_to_rs_features _device "
@@ -88,6 +89,7 @@ _NAMES: dict[str, str] = {
     "torchrec.modules.mc_modules:ManagedCollisionCollection": "_managed_collision_modules",
     "torchrec.optim.keyed:OptimizerWrapper": "_optimizer",
     "torchrec.sparse.jagged_tensor": (
+        "_permute_tensor_by_segments "
         "_kjt_flatten _kjt_flatten_spec _kjt_flatten_with_keys _kjt_unflatten"
     ),
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",

@@ -1,7 +1,7 @@
 """Overlaps communication with compute in train pipelines.
 
-``LookupAhead`` looks up rows for the next step. ``JoinedIds`` sends the ids of all modules in one
-all-to-all. ``DeferredAllReduce`` reduces dense gradients while the tables are updated.
+``LookupAhead`` looks up rows for the next step. ``DeferredAllReduce`` reduces dense gradients while
+the tables are updated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -17,20 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
-from torchrec.distributed.embedding_sharding import (
-    FusedKJTListSplitsAwaitable,
-    KJTListAwaitable,
-    KJTSplitsAllToAllMeta,
-)
-from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.lookup_kernels import counting, step_counts
 from recd_plugins.runtime.rank_agreement import new_group, ranks_of_each_node
-
-# Integer dtypes of lengths and ids, and the dtype in which they are sent.
-_INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32
 
 
 class LookupAhead:
@@ -89,92 +78,6 @@ class _Learning(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         ctx.ahead.learn(*gradients)
         return None, None
-
-
-class JoinedIds(Awaitable[list[KJTListAwaitable]]):
-    """Sends the lengths and ids of all modules in one all-to-all, after their sizes arrived.
-
-    TorchRec (1.6 to 1.9) sends each tensor of each module in its own collective. Over gloo, a short
-    collective takes as long as a long one. TorchRec still sends features with weights.
-    """
-
-    def __init__(self, sizes: FusedKJTListSplitsAwaitable[Any]) -> None:
-        super().__init__()
-        self._sizes = sizes
-
-    def _wait_impl(self) -> list[KJTListAwaitable]:
-        asked: list[Any] = self._sizes._awaitables
-        joined = [number for number, each in enumerate(asked) if _is_joined(each)]
-        sent = [asked[number].input_tensors for number in joined]
-        for number in joined:
-            asked[number].input_tensors = []  # TorchRec sends nothing here
-        requests = self._sizes.wait()
-        arriving = [each for request in requests for each in request.awaitables]
-        if joined:
-            _send([asked[n] for n in joined], [arriving[n] for n in joined], sent)
-        return requests
-
-
-def _is_joined(asked: object) -> bool:
-    return (
-        isinstance(asked, KJTSplitsAllToAllMeta)
-        and asked.pg.size() > 1
-        and all(tensor.dtype in _INTEGERS for tensor in asked.input_tensors)
-    )
-
-
-def _send(
-    asked: Sequence[KJTSplitsAllToAllMeta],
-    arriving: Sequence[KJTAllToAllTensorsAwaitable],
-    sent: Sequence[Sequence[Tensor]],
-) -> None:
-    """Send the id tensors of several modules in one all-to-all."""
-    every: list[_Tensor] = []
-    for meta, awaitable, tensors in zip(asked, arriving, sent, strict=True):
-        from_ranks = [awaitable._output_splits[label] for label in meta.labels]
-        own = [_Tensor(*each) for each in zip(tensors, meta.input_splits, from_ranks, strict=True)]
-        awaitable._output_tensors.extend(tensor.received for tensor in own)
-        every += own
-    work: Any = _AllToAll(asked[0].pg, every)
-    for awaitable in arriving:
-        awaitable._awaitables.append(work)
-
-
-class _Tensor:
-    """A one-dimensional tensor with its split sizes per rank."""
-
-    def __init__(self, sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> None:
-        self.received = sent.new_empty(sum(from_ranks))
-        words = sent.element_size() // _WORD.itemsize
-        self.parts = torch.split(sent.contiguous().view(_WORD), [words * n for n in to_ranks])
-        self.from_ranks = [words * n for n in from_ranks]
-
-
-class _AllToAll:
-    """Asynchronous all-to-all of several tensors, with ``wait`` as in ``dist.Work``."""
-
-    def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
-        to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))
-        from_ranks = list(zip(*(tensor.from_ranks for tensor in tensors), strict=True))
-        self._sent = torch.cat(list(chain.from_iterable(to_ranks)))
-        self._sizes = list(chain.from_iterable(from_ranks))
-        self._arrived = self._sent.new_empty(sum(self._sizes))
-        self._missing = [tensor.received for tensor in tensors]
-        self._work: Any = dist.all_to_all_single(
-            self._arrived,
-            self._sent,
-            output_split_sizes=[sum(sizes) for sizes in from_ranks],
-            input_split_sizes=[sum(map(len, parts)) for parts in to_ranks],
-            group=group,
-            async_op=True,
-        )
-
-    def wait(self) -> None:
-        self._work.wait()
-        parts = torch.split(self._arrived, self._sizes)
-        for number, tensor in enumerate(self._missing):
-            torch.cat(parts[number :: len(self._missing)], out=tensor.view(_WORD))
-        self._missing = []
 
 
 class DeferredAllReduce:

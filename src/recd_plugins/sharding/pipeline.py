@@ -53,15 +53,20 @@ from recd_plugins.sharding.guards import (
     check_every_parameter_is_trained,
     check_sharded_as_wholes,
 )
-from recd_plugins.sharding.overlap import DeferredAllReduce, JoinedIds, LookupAhead
+from recd_plugins.sharding.overlap import DeferredAllReduce, LookupAhead
+from recd_plugins.sharding.size_exchange import exchange_sizes_once, send_sizes
 
 logger = logging.getLogger(__name__)
 
 
 class SparseDistTrainPipeline(TrainPipelineSparseDist):
-    """TorchRec's TrainPipelineSparseDist, without CUDA streams on CPU."""
+    """TorchRec's TrainPipelineSparseDist, without CUDA streams on CPU.
+
+    On other devices, the sizes of all modules are exchanged in one message.
+    """
 
     _pipelined_forward_type: type[BaseForward[Any]] = PipelinedForward
+    _exchanges_sizes_once = False
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, device: torch.device, **arguments: Any
@@ -83,6 +88,17 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
         module then lacks the batch sizes of the other ranks.
         """
         super().attach(model, sparse_dist and not self._pipelined_modules)
+
+    def _pipeline_model(self, *arguments: Any, **named: Any) -> None:
+        super()._pipeline_model(*arguments, **named)
+        if self._exchanges_sizes_once or self._device.type != "cpu":
+            exchange_sizes_once(self._pipelined_modules)
+
+    def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
+        """Start the input dist of a batch, and send the sizes of its ids."""
+        super().start_sparse_data_dist(batch, context)
+        with self._stream_context(self._data_dist_stream):
+            send_sizes(context.input_dist_splits_requests.values())
 
 
 class LookaheadTrainPipeline(SparseDistTrainPipeline):
@@ -276,6 +292,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
     """
 
     _pipelined_forward_type = _RowsAhead
+    _exchanges_sizes_once = True
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         super().__init__(
@@ -311,10 +328,6 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
         else:
             super().start_sparse_data_dist(batch, context)
             context.has_sizes = True
-            if self._device.type == "cpu":
-                context.fused_splits_awaitables = [
-                    (names, JoinedIds(sizes)) for names, sizes in context.fused_splits_awaitables
-                ]
 
     def _refuse_loading(self, module: nn.Module, _: Any) -> None:
         if any(isinstance(each, _RowsAheadContext) and each.rows for each in self.contexts):
