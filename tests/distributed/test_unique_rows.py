@@ -71,7 +71,7 @@ def test_a_model_that_takes_no_notice_is_refused(partial: bool, moved: bool) -> 
         features = pickle.loads(pickle.dumps(features)).to(torch.device("cpu"))
     assert model(features).shape == (3, 2)  # as if all were well
     guard(model)
-    with pytest.raises(ExactnessError, match="the model ignores deduplication of a and pools"):
+    with pytest.raises(ExactnessError, match="ignores deduplication of the features 'a' and pools"):
         model(features)
 
 
@@ -87,7 +87,7 @@ def test_tables_that_clip_gradients_are_refused(partial: bool) -> None:
     clipped = clipped_tables(model.sequences, params, {"gradient_clipping": True})
     model.sequences.clipped = clipped  # type: ignore[assignment]
     guard(model)
-    with pytest.raises(ExactnessError, match="features a are deduplicated, but their tables "):
+    with pytest.raises(ExactnessError, match="features 'a' are deduplicated, but their tables "):
         model(batch(partial))
 
 

@@ -48,7 +48,7 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     resumed = resume_choice(make_registry(sharding=auto, training=training))
     assert entries(resumed) == entries(started)
     assert capsys.readouterr().err == (
-        f"auto reuses the sharding in {whole}: flexshard.joint, torchrec.planner\n"
+        f"'auto' reuses the sharding in {whole}: flexshard.joint, torchrec.planner\n"
     )
 
     text = (whole / "identity.json").read_text()
@@ -56,7 +56,7 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     (whole / "identity.json").write_text(missing)
     anew = resume_choice(make_registry(sharding=auto, training=training))
     assert anew.sharding[-1].plugin.name == "auto"
-    told = "auto searches again, because this run cannot use the sharding in"
+    told = "'auto' searches again, because this run cannot use the sharding in"
     assert told in capsys.readouterr().err
     (whole / "identity.json").write_text(text)
     fewer = [name for name in SPARSE if name != "item_0"]

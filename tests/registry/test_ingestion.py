@@ -116,7 +116,7 @@ def test_workers_may_not_be_added_later():
         made.with_training({"workers": 2})
     result = recd("run", "registry.yaml", "--workers", "2")
     assert result.exit_code == 1
-    assert "ingestion acme.far" in result.output
+    assert "ingestion plugin 'acme.far'" in result.output
 
 
 @pytest.mark.usefixtures("folder")

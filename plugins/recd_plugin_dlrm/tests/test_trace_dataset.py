@@ -90,7 +90,7 @@ def test_what_is_drawn_stays_and_says_how_it_was_made(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="other options: option 'seed' was 0 and is now 1"):
         dataset(tmp_path, seed=1)
     profile(tmp_path, seed=7)
-    with pytest.raises(DataError, match="other options: traces was"):
+    with pytest.raises(DataError, match="other options: option 'traces' was"):
         dataset(tmp_path)
 
 

@@ -98,7 +98,7 @@ def test_labels_of_two_values(tmp_path: Path, values: Any, option: dict, said: s
     table = {"tags": [[n % 7] for n in range(ROWS)], "bought": values * (ROWS // 2)}
     made = Made(tmp_path, table, "--label", "bought")
     assert made.uses["bought"] == {"as": "label", **option}
-    assert f"Label bought: {said}" in made.output
+    assert f"Label 'bought': {said}" in made.output
     assert "No session column was found." in made.output
 
 
@@ -258,7 +258,7 @@ def test_a_feature_that_tells_the_label_is_told(tmp_path: Path, values: Any, why
         "click": click,
     }
     made = Made(tmp_path, columns)
-    assert (f"x may leak the label ({why})" in made.output) is bool(why)
+    assert (f"'x' may leak the label ({why})" in made.output) is bool(why)
     assert (f"# May leak the label ({why})." in made.text) is bool(why)
 
 
@@ -462,7 +462,7 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
         "colour": draw.integers(0, 4, ROWS),
     }
     made = Made(tmp_path, columns, "--implicit")
-    assert "Negatives use other values of product" in made.output
+    assert "Negatives use other values of 'product'" in made.output
     assert f"run: recd rank {made.file} --user user" in made.output
     assert "user: [user]" in made.text  # colour is of neither
     registry = made.load()
