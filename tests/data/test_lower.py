@@ -9,10 +9,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.data.ipc import decode, encode
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
 
 # Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.
 ROWS: dict[str, list[list[int]]] = {
@@ -135,18 +138,16 @@ def test_weights_come_along_and_none_get_lost(form: str) -> None:
 
 
 class Calls(TorchFunctionMode):
-    """Which tensors are pinned, copied without blocking or kept for a stream; needs no device."""
+    """Which tensors are copied without blocking or kept for a stream; needs no device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pinned: list[int] = []
         self.copied: list[int] = []
         self.kept: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         copies = func is torch.Tensor.to and (kwargs or {}).get("non_blocking")
         for notes, noted in (
-            (self.pinned, func is torch.Tensor.pin_memory),
             (self.copied, copies),
             (self.kept, func is torch.Tensor.record_stream),
         ):
@@ -176,11 +177,54 @@ def test_copies_can_overlap(form: str, batch: Batch, partial_batch: Batch) -> No
     assert model_input.sparse_features is not None
     assert model_input.sparse_features.inverse_indices_or_none() is not None
     with Calls() as calls:
-        model_input.pin_memory()
         model_input.to(torch.device("cpu"), non_blocking=True)
         model_input.record_stream(torch.Stream(device="cpu"))
     expected = tensors_of(model_input)
-    assert set(calls.pinned) == set(calls.copied) == set(calls.kept) == expected
+    assert set(calls.copied) == set(calls.kept) == expected
     moved = model_input.to(torch.device("meta"))
     assert moved.dense_features.is_meta
     assert all(segments.offsets.is_meta for segments in moved.segments.values())
+
+
+def move_on_fake_cuda(rank: int, world_size: int, batches: list[ModelInput]) -> None:
+    with fake_cuda() as device:
+        for batch in batches:
+            pinned = batch.pin_memory()
+            # As reader workers hand over a block of batches.
+            data = torch.from_numpy(encode([batch, pinned])).pin_memory()
+            for source in (pinned, pinned.pin_memory(), *decode(data.numpy())):
+                with host_counts() as counts:
+                    moved = source.to(device, non_blocking=True)
+                assert counts.by_phase("copy")["all"] == 1
+                assert counts.by_phase("sync")["all"] == 0
+                assert_same(moved, batch)
+
+
+def assert_same(moved: ModelInput, batch: ModelInput) -> None:
+    for name in ("sparse_features", "replicated_features", "sequence_features"):
+        one, other = getattr(moved, name), getattr(batch, name)
+        assert one.keys() == other.keys()
+        assert one.values().is_cuda
+        assert one.stride() == other.stride()
+        assert one.length_per_key() == other.length_per_key()
+        assert one.values().tolist() == other.values().tolist()
+        assert one.lengths().tolist() == other.lengths().tolist()
+        if (inverse := other.inverse_indices_or_none()) is not None:
+            assert one.inverse_indices()[0] == inverse[0]
+            assert one.inverse_indices()[1].tolist() == inverse[1].tolist()
+    for name in ("dense_features", "labels"):
+        assert getattr(moved, name).tolist() == getattr(batch, name).tolist()
+        assert getattr(moved, name).shape == getattr(batch, name).shape
+    assert moved.num_unique == batch.num_unique
+    for feature, inverse in batch.inverse_lookup.items():
+        assert moved.inverse_lookup[feature].tolist() == inverse.tolist()
+    for feature, segments in batch.segments.items():
+        assert moved.segments[feature].offsets.tolist() == segments.offsets.tolist()
+        assert moved.segments[feature].total == segments.total
+
+
+def test_a_pinned_batch_moves_in_one_copy(batch: Batch, partial_batch: Batch) -> None:
+    exact = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
+    partial = Placement(pooled=("c", "m"), replicated=("m",), sequence=("m", "n"))
+    batches = [lower(batch, exact), lower(partial_batch, partial)]
+    launch(move_on_fake_cuda, 1, batches)

@@ -170,6 +170,7 @@ def as_if_pinned(monkeypatch) -> list[str]:
         return tensor.clone()
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
     return threads
 
 

@@ -14,6 +14,7 @@ from torchrec.streamable import Pipelineable
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments
+from recd_plugins.sparse.one_buffer import has_known_tensors, map_tensors, move, pack
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 #: Parts of the time to produce a batch, in order.
@@ -212,18 +213,54 @@ class ModelInput(Pipelineable):
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+        """Return a copy on ``device``. After ``pin_memory``, all tensors move in one copy."""
+
+        def moved(value: Any) -> Any:
+            return value.to(device, non_blocking=non_blocking)
+
+        if device.type == "cuda":
+            tensors = self._tensors()
+            copies = move(list(tensors.values()), device, non_blocking=non_blocking)
+            if copies is not None:
+                return self._with(dict(zip(tensors, copies, strict=True)), moved)
+        return self._map(moved)
 
     def pin_memory(self) -> Self:
-        return self._map(lambda value: value.pin_memory())
+        """Return a copy with all tensors in one buffer of pinned memory."""
+        if self.labels.is_pinned():
+            return self
+        tensors = self._tensors()
+        copies = pack(list(tensors.values()), pin_memory=True)
+        return self._with(dict(zip(tensors, copies, strict=True)), lambda value: value.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        self._map(lambda value: value.record_stream(stream))
-        if self.sparse_features is not None:
-            # KeyedJaggedTensor.record_stream skips these tensors (torchrec 1.6 to 1.9).
-            inverse_indices = self.sparse_features.inverse_indices_or_none()
-            if inverse_indices is not None:
-                inverse_indices[1].record_stream(stream)
+        # Streams are recorded per storage.
+        tensors = {t.untyped_storage().data_ptr(): t for t in self._tensors().values()}
+        for tensor in tensors.values():
+            tensor.record_stream(stream)
+        self._with({}, lambda value: value.record_stream(stream))
+
+    def _tensors(self) -> dict[int, Tensor]:
+        """Return all tensors in values of known types, keyed by their Python id."""
+        found: dict[int, Tensor] = {}
+
+        def add(tensor: Tensor) -> Tensor:
+            return found.setdefault(id(tensor), tensor)
+
+        self._map(lambda value: map_tensors(value, add))
+        return found
+
+    def _with(self, tensors: Mapping[int, Tensor], otherwise: Callable[[Any], Any]) -> Self:
+        """Replace tensors by id, and values of unknown types by ``otherwise(value)``."""
+
+        def replaced(tensor: Tensor) -> Tensor:
+            return tensors.get(id(tensor), tensor)
+
+        def changed(value: Any) -> Any:
+            known = has_known_tensors(value)
+            return map_tensors(value, replaced) if known else otherwise(value)
+
+        return self._map(changed)
 
     def _map(self, function: Callable[[Any], Any]) -> Self:
         """Return a copy with ``function`` applied to every tensor."""
