@@ -61,7 +61,11 @@ class TieredStrategy(TableStrategy):
         return {"copies of rows": copies}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the bytes of embeddings looked up in row copies, before and after sending."""
+        """Return the bytes of the embeddings that are looked up in copied rows.
+
+        Embeddings of rows copied to each node count twice: in the buffer that is sent, and in the
+        buffer that is received.
+        """
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0

@@ -254,7 +254,8 @@ class InteractionLog:
         refresh: when user features are updated: ``event``, ``request`` or ``session``.
         impressions: number of events per request.
         history: maximum number of items in a history.
-        own_anchors: number of last events per user whose user features use all earlier events.
+        own_anchors: the last ``own_anchors`` events of each user get user features of all earlier
+            events. Other events get features of the events before the last refresh.
         known: whether each event's outcome is known, bool ``[num_events]``; None if all are.
     """
 

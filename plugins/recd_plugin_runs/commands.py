@@ -381,8 +381,7 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Write a self-contained HTML page about one run, or a comparison of several runs.
 
     RUN is a run folder, a folder of runs, or a file of `recd run --json`. Each variant of a
-    comparison counts as a run. Runs of different files are sorted by their test metrics, best
-    first.
+    comparison counts as a run. Several RUNs are sorted by their test metric, best first.
 
     \b
     recd report runs/clicks/3

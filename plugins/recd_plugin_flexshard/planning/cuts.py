@@ -340,7 +340,10 @@ class CutModel:
         return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
     def hot_in_memory(self, under: float) -> Prefix:
-        """Return the rows that need under ``under`` bytes per scalar if copied to every rank."""
+        """Return the rows for which a copy on every rank needs less than ``under`` bytes of memory.
+
+        Bytes are per row and embedding dimension, minus the activation memory that a copy saves.
+        """
         saved = self.costs.saved * self.ranking.keys
         return self.ranking.while_true(saved > self.costs.hot_static - under)
 

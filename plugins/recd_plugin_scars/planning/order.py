@@ -124,8 +124,10 @@ class RowOrder:
     def cost(self, place: int, memory: Memory, costs: StepCosts) -> float:
         """Return the cost per sample if the first ``place`` rows are cached.
 
-        Computes ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II). Without the
-        cost per step tau, a larger cache would always win if samples are large.
+        Computes ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II): ``sample`` is
+        the cost per sample, ``tau`` the fixed cost per step, ``byte`` the cost per fetched byte,
+        ``d`` and ``u`` are the bytes and the fetch probability of each row that is not cached, and
+        ``b`` is the batch size that fits beside the cache.
         """
         return costs.sample + self._of_step(place, memory, costs)
 

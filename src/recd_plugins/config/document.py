@@ -48,7 +48,10 @@ class Document:
     text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Create a ``Problem``, one error of the file, with the line of the enclosing value."""
+        """Create a ``Problem``, one error of the file.
+
+        Its line is that of the value at ``location``, or of the nearest parent in the file.
+        """
         inner = location
         while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]

@@ -105,7 +105,7 @@ class _Reader(TaskReader):
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
-        """Return a reader for ``block``, which caches where the blocks of the epoch begin."""
+        """Return the reader of the method ``block``. It caches where the epoch's blocks begin."""
         return self._new_reader()
 
     def _new_reader(self) -> Reader:

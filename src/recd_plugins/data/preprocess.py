@@ -163,7 +163,10 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Preprocess partially deduplicated tensors. Steps on whole rows return exact IKJTs."""
+        """Preprocess partially deduplicated tensors.
+
+        Features with a step that needs whole rows are returned as IKJTs in the second tuple.
+        """
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:

@@ -201,9 +201,12 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
         return pooling
     found = installed_class("pooling", pooling) if isinstance(pooling, str) else type(pooling)
     if issubclass(found, TargetPooling) or not isinstance(each, str):
+        why = "it pools only one feature. List the features one by one"
+        if issubclass(found, TargetPooling):
+            why = "it needs a target vector per row. Use SequencePooling"
         raise PluginError(
-            f"{found.name!r} cannot pool {each!r} in PooledSequences, because it pools only one "
-            "feature or needs a target vector per row. Use SequencePooling, or your own module."
+            f"{found.name!r} cannot pool {each!r} in PooledSequences, because {why}, or pass a "
+            "module of your own."
         )
     plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
     assert isinstance(plugin, Pooling)

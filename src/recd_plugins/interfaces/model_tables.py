@@ -100,7 +100,10 @@ def tables_of(model: nn.Module) -> list[Table]:
 
 
 def all_tables_of(model: nn.Module) -> list[Table]:
-    """Return all unsharded tables, including tables inside other modules of TorchRec."""
+    """Return all unsharded tables, also those inside TorchRec modules that wrap a collection.
+
+    ManagedCollisionEmbeddingBagCollection is an example of such a module.
+    """
     return [table for module in embedding_modules(model) for table in module.tables]
 
 

@@ -120,8 +120,8 @@ def session(
     Other arguments are those of ``Job``.
 
     Args:
-        registry: the loaded file, with the first of ``shardings`` and ``settings`` applied; None
-            loads ``path``.
+        registry: the config loaded from ``path``, to which the caller has applied ``shardings[0]``
+            and all ``settings``; None loads ``path``.
         shardings: names of plugins to replace the plugin of the first ``sharding:`` entry.
             ``Session.train`` uses the first name by default.
         alike: further options that must be equal on all ranks of torchrun.
