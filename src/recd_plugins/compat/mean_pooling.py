@@ -8,11 +8,14 @@ computes wrong results:
 - If several tables look up a feature, it skips the division for the first table only.
 - For variable batches (VBE), it may use the inverse indices of another feature.
 - It adds 1e-6 to every length, and also to the divisor 1 of features without division.
+
+``RowWiseDivisor`` replaces the callback. It also does not wait for a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,10 +24,10 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sharding.coalesced.input_dist import refuse_at_signs
+from recd_plugins.sharding.coalesced.input_dist import numbers_on, refuse_at_signs
 from recd_plugins.sparse.deduplicated_kjt import with_fields
 
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
@@ -65,8 +68,8 @@ def divide_row_wise_tables_only(
     sharded: ShardedEmbeddingBagCollection,
     configs: list[EmbeddingBagConfig],
     shardings: Mapping[str, ParameterSharding],
-) -> Tensor | None:
-    """Return a mask of the output columns whose sums must be divided, bool ``[columns]``.
+) -> RowWiseDivisor | None:
+    """Replace TorchRec's division of sums.
 
     Returns None if no table is both row-wise and mean-pooled.
 
@@ -90,21 +93,41 @@ def divide_row_wise_tables_only(
             "Use the same pooling and sharding for both tables, or put them into separate "
             "EmbeddingBagCollections."
         )
-    sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)
-    names, dims = sharded._embedding_names, sharded._embedding_dims
-    is_divided = torch.tensor([name.partition("@")[0] in divided for name in names])
-    return is_divided.repeat_interleave(torch.tensor(dims)).to(sharded._device)
+    return RowWiseDivisor(sharded, divided)
 
 
-def align_inverse_indices(
-    sharded: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
-) -> KeyedJaggedTensor:
-    """Reorder the inverse indices of a batch to the order of features that TorchRec uses."""
-    order = [name for sharding in sharded._embedding_shardings for name in sharding.feature_names()]
-    # If a feature has several shardings, TorchRec finds its indices by name.
-    if len(order) != len(features.inverse_indices()[0]):
-        return features
-    return with_inverse_indices_of(features, order)
+class RowWiseDivisor:
+    """Counts the ids per bag, by which sums of row-wise tables with mean pooling are divided."""
+
+    def __init__(self, sharded: ShardedEmbeddingBagCollection, divided: Container[str]) -> None:
+        sharded._has_mean_pooling_callback = False
+        features = [name.partition("@")[0] for name in sharded._embedding_names]
+        self._features = [
+            feature if feature in divided else ""
+            for feature, dim in zip(features, sharded._embedding_dims, strict=True)
+            for _ in range(dim)
+        ]
+        self._is_divided = torch.tensor(list(map(bool, self._features))).to(sharded._device)
+        self._keys: list[str] = []
+
+    def __call__(self, features: KeyedJaggedTensor) -> Tensor:
+        """Return float32 ``[B, columns]``, 1 for empty bags and columns without division."""
+        keys, lengths, device = features.keys(), features.lengths(), features.device()
+        if keys != self._keys:
+            place = {key: row for row, key in enumerate(keys)}
+            columns = [place.get(feature, 0) for feature in self._features]
+            self._keys, self._columns = list(keys), numbers_on(device, columns)[0]
+        if features.variable_stride_per_key():
+            _, indices = with_inverse_indices_of(features, keys).inverse_indices()
+            first = [0, *accumulate(features.stride_per_key())][:-1]
+            rows = indices + numbers_on(device, first)[0].unsqueeze(1)
+            lengths = lengths.index_select(0, rows.flatten())
+        by_row = lengths.view(len(keys), lengths.numel() // len(keys)).clamp(min=1).T
+        return torch.where(self._is_divided, by_row.index_select(1, self._columns), 1.0)
+
+    @staticmethod
+    def divide(sums: KeyedTensor, divisor: Tensor) -> KeyedTensor:
+        return KeyedTensor(sums.keys(), sums.length_per_key(), sums.values() / divisor)
 
 
 def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -> KeyedJaggedTensor:
@@ -113,13 +136,5 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
     if list(order) == names:
         return features
     place = {name: row for row, name in enumerate(names)}
-    rows = torch.tensor([place[name] for name in order], device=indices.device)
+    rows = numbers_on(indices.device, [place[name] for name in order])[0]
     return with_fields(features, inverse_indices=(list(order), indices.index_select(0, rows)))
-
-
-def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
-    """Remove TorchRec's 1e-6 from a divisor ``[B, columns]`` of mean pooling.
-
-    The divisor is 1 for empty bags and for columns where ``is_divided`` is False.
-    """
-    return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

@@ -39,8 +39,7 @@ _NAMES: dict[str, str] = {
         "_create_embedding_kernel _forward _forward_with_vbe_merging _world_size"
     ),
     "torchrec.distributed.embeddingbag:ShardedEmbeddingBagCollection": (
-        "_lookups _create_lookups _input_dists _create_input_dist _output_dists "
-        "_pooling_type_to_rs_features _device "
+        "_lookups _create_lookups _input_dists _create_input_dist _output_dists _device "
         "_embedding_names _embedding_dims _embedding_shardings _has_mean_pooling_callback "
         "_env post_lookup_tracker_fn"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -33,9 +34,8 @@ from recd_plugins.compat.lookup_kernels import (
     tables_of_row_kernels_stay,
 )
 from recd_plugins.compat.mean_pooling import (
-    align_inverse_indices,
+    RowWiseDivisor,
     divide_row_wise_tables_only,
-    exact_divisor,
     mean_pooled,
     refuse_means_in_grids,
     refuse_weighted_mean,
@@ -166,9 +166,9 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in plan.values())
         configs = module.embedding_bag_configs()
         self._layout: BagLayout | None = None
-        self._divided_columns: Tensor | None = None
+        self._divisor: RowWiseDivisor | None = None
         if self._groups is None:
-            self._divided_columns = divide_row_wise_tables_only(self, configs, plan)
+            self._divisor = divide_row_wise_tables_only(self, configs, plan)
         else:
             self._layout = BagLayout(self, configs, plan, self._groups)
             self._has_mean_pooling_callback = False  # BagLayout divides
@@ -207,10 +207,9 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
                 )
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(features, self._groups)
-        awaitable = self.distribute(ctx, features)
-        if self._divided_columns is not None:
-            ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
-        return awaitable
+        if self._divisor is not None:
+            ctx.divisor = self._divisor(features)
+        return self.distribute(ctx, features)
 
     def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if self.form.takes_unique_rows:
@@ -230,8 +229,6 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         # A single row must not be padded to a whole block.
         if not (num_rows(features) or self._in_blocks) and isinstance(ctx, ExactBagContext):
             ctx.no_rows, features = True, with_an_empty_row(features)
-        if variable and self._divided_columns is not None:
-            features = align_inverse_indices(self, features)
         return features
 
     def distribute(
@@ -269,6 +266,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
+        if self._divisor is not None:
+            rows.callbacks.append(partial(self._divisor.divide, divisor=ctx.divisor))
         if getattr(ctx, "no_rows", False):  # the context may belong to a module that wraps this one
             rows.callbacks.append(pooled_without_rows)
         return rows

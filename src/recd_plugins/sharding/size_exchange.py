@@ -9,7 +9,7 @@ as a long one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -31,7 +31,7 @@ def exchange_sizes_once(modules: Iterable[nn.Module]) -> None:
     for module in chain.from_iterable(each.modules() for each in modules):
         for input_dist in getattr(module, "_input_dists", ()):
             if isinstance(replaced := getattr(input_dist, "_dist", None), KJTAllToAll):
-                replaced.forward = _Start(replaced)
+                replaced.forward = partial(_Request, replaced)
 
 
 def send_sizes(requests: Iterable[Any]) -> None:
@@ -42,14 +42,6 @@ def send_sizes(requests: Iterable[Any]) -> None:
             by_group.setdefault(each.group, []).append(each)
     for of_group in by_group.values():
         _Exchange(of_group)
-
-
-class _Start:
-    def __init__(self, replaced: KJTAllToAll) -> None:
-        self._replaced = replaced
-
-    def __call__(self, features: KeyedJaggedTensor) -> _Request:
-        return _Request(self._replaced, features)
 
 
 class _Request(Awaitable[KJTAllToAllTensorsAwaitable]):
