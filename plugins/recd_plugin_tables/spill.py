@@ -209,10 +209,10 @@ class SplitOptions(PluginOptions):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.test_from is not None and (self.by != "time" or "test" in self.model_fields_set):
+        if self.test_from is not None and self.by != "time":
             raise ValueError(
-                "option 'test_from' works only with by: time and without option 'test'. Remove "
-                "one of these options"
+                f"option 'test_from' needs by: time, but 'by' is {self.by!r}. Set by: time, or "
+                "remove 'test_from'"
             )
         return self
 

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,14 +72,12 @@ class Table(Dataset):
             "thread.",
         )
 
-        @model_validator(mode="after")
-        def _one_test_split(self) -> Self:
-            if self.split is not None and self.test_path is not None:
-                raise ValueError(
-                    "options 'split' and 'test_path' both define the test split. Remove one of "
-                    "these options"
-                )
-            return self
+        @model_validator(mode="before")
+        @classmethod
+        def _one_test_split(cls, given: Any) -> Any:
+            if isinstance(given, dict) and given.get("test_path") is not None:
+                return {**given, "split": None}
+            return given
 
     options: Options
     #: The dataset that the model was trained on, if this table is scored; else None.

@@ -67,3 +67,17 @@ def test_a_pattern_without_a_feature_to_take_is_an_error(registry, entry, messag
     with pytest.raises(RegistryError) as caught:
         feature_steps(registry(entry), SCHEMA)
     assert message in str(caught.value)
+
+
+def test_a_changed_column_is_told_in_all_sections_at_once(registry):
+    loaded = registry(HASH % "price", LOGIT % "user_id", HASH % "item_id")
+    text = (loaded.path).read_text() + "model: {tables: {t_price: {num_embeddings: 9}}}\n"
+    loaded.path.write_text(text)
+    with pytest.raises(RegistryError) as caught:
+        feature_steps(load_registry("r.yaml"), SCHEMA)
+    assert [each.field for each in caught.value.problems] == [
+        "preprocessing[0].features",
+        "preprocessing[1].features",
+        "model.tables.t_price",
+    ]
+    assert "the feature is a number, so it has no table" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from recd_plugins.api import RecdError, cli_options, file_utils
 
 if TYPE_CHECKING:
+    from recd_plugin_tables.kinds import Role
     from recd_plugin_tables.start.guesses import Guesses
 
 
@@ -35,6 +37,14 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--unused", multiple=True, metavar="COLUMN", help="Exclude a column. Can be repeated."
+)
+@click.option(
+    "--as",
+    "roles",
+    multiple=True,
+    metavar="COLUMN=ROLE",
+    help="Set the role of a column that is guessed wrong: id, ids, number, numbers, key or unused. "
+    "Can be repeated.",
 )
 @click.option(
     "--explode",
@@ -83,6 +93,7 @@ def init(
     implicit: bool,
     positive_from: float | None,
     unused: tuple[str, ...],
+    roles: tuple[str, ...],
     explode: tuple[str, ...],
     test: float,
     format_name: str | None,
@@ -103,6 +114,11 @@ def init(
     recd init clicks.parquet my.yaml
     recd run my.yaml
     recd predict my.yaml new.parquet -o scores.parquet
+
+    To correct a wrong guess, run the command again with --as:
+
+    \b
+    recd init clicks.parquet my.yaml --as device_age=number --force
     """
     if force is not None:  # from `recd init`
         cli_options.check_output(file, force, begins=rb"(?ms).*^dataset *:")
@@ -133,7 +149,9 @@ def init(
         problems = "; ".join(f"--{each['loc'][0]}: {each['msg']}" for each in error.errors())
         raise click.UsageError(problems) from error
     found = survey(source, explode or None)
-    wanted = Wanted(label, session, time, request, implicit, unused, positive_from)
+    wanted = Wanted(
+        label, session, time, request, implicit, unused, positive_from, _as_roles(roles)
+    )
     if not explode and label_stands_outside(found, label):
         found = survey(source, ())
     guesses = guess(found, wanted)
@@ -142,6 +160,23 @@ def init(
         _check_same(file, text, table)
     file_utils.write_text(file, text)
     _say(guesses, file, positive_said=positive_from is not None)
+
+
+def _as_roles(given: Sequence[str]) -> dict[str, Role]:
+    """Return the role of each column in the values of ``--as``."""
+    from recd_plugin_tables.kinds import FEATURES
+
+    allowed: tuple[Role, ...] = (*FEATURES, "key", "unused")
+    found: dict[str, Role] = {}
+    for each in given:
+        column, _, text = each.rpartition("=")
+        role = next((role for role in allowed if role == text), None)
+        if not column or role is None:
+            raise click.UsageError(
+                f"--as {each!r} is not COLUMN=ROLE. Use one of these roles: {', '.join(allowed)}."
+            )
+        found[column] = role
+    return found
 
 
 def _check_same(file: Path, text: str, table: str) -> None:
@@ -198,7 +233,10 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
         )
         click.echo(f"Every row is a positive. {drawn}")
     name = shlex.quote(str(file))
-    click.echo(f"Check {file} and correct wrong guesses. Then run: recd run {name}")
+    click.echo(
+        f"To correct a wrong guess, repeat this command with --as COLUMN=ROLE --force. "
+        f"Then run: recd run {name}"
+    )
     if ranked:
         click.echo(f"To measure ranking, run: recd rank {name}{ranked.rank_options}")
     elif guesses.implicit:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow.types as pt
 
 from recd_plugin_tables.kinds import (
     FEATURES,
+    KEYS,
     Role,
     holds_nothing,
     is_span,
@@ -24,6 +25,7 @@ from recd_plugin_tables.start.names import (
     ID_WORDS,
     LABEL,
     NUMBER_WORDS,
+    QUANTITY_WORDS,
     RATING,
     REQUEST,
     SESSION,
@@ -66,6 +68,7 @@ class Wanted:
     implicit: bool = False
     unused: tuple[str, ...] = ()
     positive_from: float | None = None
+    roles: Mapping[str, Role] = field(default_factory=dict)
 
 
 def label_stands_outside(survey: Survey, label: str | None) -> bool:
@@ -102,6 +105,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
         else:
             given = {"session": name == session, "request": name == request, "time": name == time}
             found = _with_dominant_value(_column(seen, given, outcomes.get(name, "")))
+            if name in wanted.roles:
+                found = _with_role(seen, wanted.roles[name], found)
             if name in suspicious and set(found.roles) & set(FEATURES):
                 found = replace(found, suspicious=suspicious[name])
             columns.append(found)
@@ -113,16 +118,37 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     return Guesses(survey, tuple(columns), wanted.implicit)
 
 
+def _with_role(seen: Seen, role: Role, guessed: Guess) -> Guess:
+    """Return the guess for a column whose role was set by ``--as``."""
+    if role == guessed.roles[-1]:
+        return guessed
+    keys = [each for each in guessed.roles if each in KEYS] if role in FEATURES else []
+    options = {"separator": seen.separator} if role == "ids" and seen.separator else {}
+    history = role == "ids" and seen.length >= _HISTORY
+    return Guess(seen, (*keys, role), "set by --as", options, history, _has_long_tail(seen, role))
+
+
+def _has_long_tail(seen: Seen, role: Role = "number") -> bool:
+    return (
+        role == "number"
+        and seen.least is not None
+        and seen.largest is not None
+        and seen.least >= 0
+        and seen.largest > 1000
+    )
+
+
 def _check(survey: Survey, wanted: Wanted) -> None:
     names = [seen.leaf.name for seen in survey.seen]
-    given: list[tuple[str | None, Role]] = [
-        (wanted.label, "label"),
-        (wanted.session, "session"),
-        (wanted.time, "time"),
-        (wanted.request, "request"),
-        *((name, "unused") for name in wanted.unused),
+    given: list[tuple[str, str | None, Role]] = [
+        ("label", wanted.label, "label"),
+        ("session", wanted.session, "session"),
+        ("time", wanted.time, "time"),
+        ("request", wanted.request, "request"),
+        *(("unused", name, "unused") for name in wanted.unused),
+        *(("as", name, role) for name, role in wanted.roles.items()),
     ]
-    for name, role in given:
+    for option, name, role in given:
         if name is None:
             continue
         if name not in names:
@@ -130,12 +156,14 @@ def _check(survey: Survey, wanted: Wanted) -> None:
                 text_utils.did_you_mean(name, names)
                 or f". Use one of: {', '.join(map(repr, names))}."
             )
-            raise DataError(f"{survey.location}: --{role}: the table has no column {name!r}{meant}")
+            raise DataError(
+                f"{survey.location}: --{option}: the table has no column {name!r}{meant}"
+            )
         kind = survey[name].leaf.type
         if role not in possible_roles(kind):
             raise DataError(
-                f"{survey.location}: --{role}: column {name!r} has type {kind}, which --{role} "
-                "does not support. Use another column."
+                f"{survey.location}: --{option}: column {name!r} has type {kind}, which role "
+                f"{role!r} does not support. Use another column."
             )
     if wanted.label is not None and (wanted.implicit or wanted.label in wanted.unused):
         other = "--implicit" if wanted.implicit else "--unused"
@@ -315,6 +343,7 @@ def _feature(seen: Seen) -> Guess:
     kind, name = plain(seen.leaf.type), words_of(seen.leaf.path[-1])
     is_history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
     is_unique = seen.unique and seen.rows > _FEW_VALUES
+    is_quantity = QUANTITY_WORDS.search(name) is not None
 
     def found(role: Role, why: str, **more: Any) -> Guess:
         return Guess(seen, (role,), why, **more)
@@ -338,15 +367,15 @@ def _feature(seen: Seen) -> Guess:
     if seen.largest is None or seen.least is None:
         return found("id", f"{seen.distinct:,} distinct values")
     span = f"{seen.least:g} to {seen.largest:g}"
-    long_tail = seen.least >= 0 and seen.largest > 1000
+    long_tail = _has_long_tail(seen)
     rounded = pt.is_floating(kind) and max(seen.largest, -seen.least) > largest_whole(kind)
     if not seen.whole or (rounded and not ID_WORDS.search(name)):
         return found("number", span, long_tail=long_tail)
-    if is_unique and not NUMBER_WORDS.search(name):
+    if is_unique and not (is_quantity or NUMBER_WORDS.search(name)):
         return found("key", "a different value in every row")
-    if ID_WORDS.search(name) or ENTITIES.fullmatch(name):
+    if not is_quantity and (ID_WORDS.search(name) or ENTITIES.fullmatch(name)):
         return found("id", f"{seen.distinct:,} distinct values; named like an id")
-    if NUMBER_WORDS.search(name):
+    if is_quantity or NUMBER_WORDS.search(name):
         return found("number", f"{span}; named like a number", long_tail=long_tail)
     if seen.distinct <= _FEW_VALUES or seen.distinct > _MANY_VALUES * seen.values:
         return found("id", f"{seen.distinct:,} distinct integers")

@@ -60,6 +60,12 @@ NUMBER_WORDS = re.compile(
     r"length|size|score|rating|rate|ratio|share|position|rank|total|avg|mean|sum|views|visits|"
     r"balance|income|distance|height|weight|temperature|year)s?(_|$)"
 )
+# Last words of names that are quantities whatever the other words, such as device_age_days.
+QUANTITY_WORDS = re.compile(
+    r"(^|_)(counts?|amount|age|price|cost|qty|quantity|score|rating|rate|ratio|share|duration|"
+    r"length|distance|income|balance|total|avg|mean|sum|ms|seconds|minutes|hours|days|weeks|months|"
+    r"years|bytes|pct|percent)$"
+)
 HISTORY_WORDS = re.compile(
     r"(^|_)(hist|history|seq|sequence|recent|last|past|previous|clicked)(_|s|$)"
 )

@@ -41,8 +41,10 @@ dataset:
   options:
     path: {path}
 {source}{explode}{implicit}    # Role of each column, guessed from its name, its type and
-    # {sample}. Correct wrong guesses. The roles are
+    # {sample}. The roles are
     # id, ids, number, numbers, session, time, request, key, label and unused.
+    # To change an id to a number or back, run recd init again with --as COLUMN=ROLE --force. By
+    # hand, also change preprocessing, model.tables (t_COLUMN) and, for numbers, missing: VALUE.
     columns:
 {columns}
 {histories}{infinite}{order}{split}{negatives}

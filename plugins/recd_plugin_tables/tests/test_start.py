@@ -165,6 +165,22 @@ STARS = np.random.default_rng(0).integers(1, 6, 500)
         ({"barcode": DIGITS, "label": DIGITS % 2}, {"barcode": "key"}),
         ({"merchant": DIGITS, "label": DIGITS % 2}, {"merchant": "key"}),
         ({"lifetime": DIGITS, "label": DIGITS % 2}, {"lifetime": "id"}),
+        # The last word of a quantity decides.
+        (
+            {
+                "device_age_days": CODES,
+                "item_price": CODES,
+                "hours": CODES % 24,
+                "device_number": CODES,
+                "click": CODES % 2,
+            },
+            {
+                "device_age_days": "number",
+                "item_price": "number",
+                "hours": "number",
+                "device_number": "id",
+            },
+        ),
     ],
 )
 def test_roles_by_name_and_value(
@@ -415,11 +431,14 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
         ),
         (
             ["--label", "embedding"],
-            "column 'embedding' has type list<element: double>, which --label",
+            "column 'embedding' has type list<element: double>, which role 'label'",
         ),
         (["--label", "clicked", "--implicit"], "--label and --implicit cannot be combined"),
         (["--explode", "age"], "column 'age' in option 'explode' is int64, not a list"),
         (["--format", "excel"], "--format"),
+        (["--as", "age=float"], "--as 'age=float' is not COLUMN=ROLE. Use one of these roles: id"),
+        (["--as", "agee=id"], "--as: the table has no column 'agee'. Did you mean 'age'?"),
+        (["--as", "embedding=id"], "--as: column 'embedding' has type list<element: double>"),
     ],
 )
 def test_a_mistake_is_told_and_writes_nothing(
@@ -451,6 +470,22 @@ def test_the_file_names_every_column_and_is_valid(tmp_path: Path) -> None:
     assert again.exit_code == 1
     assert "already exists" in again.output
     assert made.file.read_text(encoding="utf-8") == made.text
+
+
+def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
+    ages = np.where(np.arange(3600) % 12, CODES, np.nan)
+    path = write(tmp_path / "t.parquet", {"code": ages, "size": CODES, "click": CODES % 2})
+    file, runner = tmp_path / "my.yaml", CliRunner()
+    for options in ([], ["--as", "code=number", "--as", "size=id", "--force"]):
+        assert runner.invoke(main, ["init", str(path), str(file), *options]).exit_code == 0
+        made = YAML(typ="safe").load(file.read_text())
+        found, columns = load_registry(file), made["dataset"]["options"]["columns"]
+        sparse, number = ("size", "code") if options else ("code", "size")
+        assert found.dataset.schema().sparse == (sparse,)
+        assert list(made["model"]["tables"]) == [f"t_{sparse}"]
+        assert made["preprocessing"][0]["features"] == [sparse]
+        assert all(each["features"] == [number] for each in made["preprocessing"][1:])
+    assert columns["code"] == {"as": "number", "missing": float(np.round(np.nanmedian(ages), -2))}
 
 
 def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:

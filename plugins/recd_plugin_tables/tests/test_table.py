@@ -70,6 +70,7 @@ def test_sessions_stand_together_in_the_order_of_time(path):
     [
         ({"by": "time", "test": 0.25}, (15, 15)),
         ({"by": "time", "test_from": "2023-11-14 22:43:20"}, (30, 30)),
+        ({"by": "time", "test": 0.1, "test_from": "2023-11-14 22:43:20"}, (30, 30)),
         ({"by": "session", "test": 0.4}, (1, 59)),
         ({"by": "row", "test": 0.4}, (10, 40)),
     ],
@@ -368,3 +369,8 @@ def test_a_broken_import_leaves_nothing(path):
     ):
         table(path, columns={**COLUMNS, "price": "number"}).prepare()
     assert not list((path.parent / "imports").iterdir())
+
+
+def test_a_test_table_replaces_the_split(path):
+    data = table(path, test_path=path, split={"by": "time", "test": 0.25})
+    assert [len(rows_of(data, split)["_row"]) for split in ("train", "test")] == [60, 60]

@@ -120,7 +120,10 @@ class ScheduleSpec(Spec):
 
 
 class ValidationSpec(Spec):
-    """Evaluation of the test split during training, for early stopping and the best checkpoint."""
+    """Evaluation of the test split during training, for early stopping and the best checkpoint.
+
+    The test metrics of such a run are optimistic, because the test split selects the checkpoint.
+    """
 
     every: Count = Field(description="Number of steps between validations.")
     metric: str = Field(
@@ -187,9 +190,9 @@ class TrainingSpec(Spec):
     eps: Float32 = Field(default=1e-8, description="Epsilon of Adagrad and row-wise Adagrad.")
     dense_optimizer: Literal["adam", "adamw", "adagrad", "sgd"] | None = Field(
         default=None,
-        description="Optimizer of the dense parameters, which are those outside embedding tables. "
-        "null uses sgd if `optimizer` is sgd, otherwise adagrad. Options other than the learning "
-        "rate and the epsilon of adagrad have PyTorch's defaults.",
+        description="Optimizer of all parameters outside embedding tables (dense parameters). "
+        "null: sgd with `optimizer: sgd`, else adagrad. You can set its learning rate, and for "
+        "adagrad `eps`; its other options have PyTorch's defaults.",
     )
     dense_learning_rate: Float32 | None = Field(
         default=None,

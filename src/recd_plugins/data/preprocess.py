@@ -22,10 +22,12 @@ from recd_plugins.data.checks import all_finite, check_numbers
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows, Table
 from recd_plugins.interfaces.batch import Batch
+from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.report.progress import row_progress
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import adjacent_runs, offsets_of
@@ -292,8 +294,10 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
     ids and dense features for steps on numbers.
 
     Raises:
-        RegistryError: a pattern matches no feature that its step supports.
+        RegistryError: a pattern matches no feature that its step supports. The error also lists
+            the patterns of ``model.tables`` without a table, as one changed column causes both.
     """
+    problems = []
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
     names = dict.fromkeys((*schema.sparse, *schema.dense))
     taken: dict[str, set[str]] = {}
@@ -310,12 +314,33 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
                     "the pattern"
                 )
                 where = str(registry.path), entry.line, f"{entry.field}.features"
-                raise RegistryError([Problem(*where, message)])
+                problems.append(Problem(*where, message))
+    if problems:
+        raise RegistryError([*problems, *table_problems(registry, schema)])
     chains = {
         name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
         for name, entries in registry.claim("preprocessing", names).items()
     }
     return {name: steps for name, steps in chains.items() if steps}
+
+
+def table_problems(registry: RunConfig, schema: FeatureSchema) -> list[Problem]:
+    """Return a problem for each pattern of ``model.tables`` that matches no table."""
+    if registry.model is None:
+        return []
+    names = [table_name(feature) for feature in schema.sparse]
+    dense = {table_name(feature) for feature in schema.dense}
+    return [
+        registry.problem(
+            ("model", "tables", pattern),
+            "the feature is a number, so it has no table. Remove this line"
+            if pattern in dense
+            else "the pattern matches no table"
+            + (did_you_mean(pattern, names) or f". Use one of: {shortened(names)}"),
+        )
+        for pattern in registry.model.tables
+        if not matched(pattern, frozenset(names))
+    ]
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:

@@ -8,16 +8,13 @@ from functools import partial
 from torch import nn
 
 from recd_plugins.config import Entry, RunConfig, at_entry
-from recd_plugins.config.entries import matched
 from recd_plugins.data.access import positive_counts
 from recd_plugins.data.prepared import UnknownLookups, plan_placement
-from recd_plugins.data.preprocess import num_dense_inputs
+from recd_plugins.data.preprocess import num_dense_inputs, table_problems
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
-from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.runtime.errors import RecdError, RegistryError
-from recd_plugins.runtime.text import did_you_mean, shortened
 
 
 def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
@@ -39,8 +36,9 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
             f"{registry.path}: the dataset has no features. Name columns of ids or numbers in "
             "dataset.options."
         )
-    _check_tables(registry, [table_name(feature) for feature in schema.sparse])
-    num_dense = num_dense_inputs(registry, schema)
+    num_dense = num_dense_inputs(registry, schema)  # reports problems of preprocessing first
+    if problems := table_problems(registry, schema):
+        raise RegistryError(problems)
     placement = plan_placement(registry, schema)
     bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
     model = DLRM(registry.model, num_dense, placement, bag_order)
@@ -73,21 +71,3 @@ def model_code(registry: RunConfig, model: nn.Module) -> AbstractContextManager[
     """Return a context in which errors of the model name the model plugin."""
     entry = next(iter(registry.entries("model")), None)
     return plugin_call(entry.plugin, "forward", type(model)) if entry else nullcontext()
-
-
-def _check_tables(registry: RunConfig, names: list[str]) -> None:
-    """Raise RegistryError if a pattern of ``model.tables`` matches no table."""
-    assert registry.model is not None
-    known = frozenset(names)
-    unmatched = [pattern for pattern in registry.model.tables if not matched(pattern, known)]
-    if unmatched:
-        raise RegistryError(
-            [
-                registry.problem(
-                    ("model", "tables", pattern),
-                    "the pattern matches no table"
-                    + (did_you_mean(pattern, names) or f". Use one of: {shortened(names)}"),
-                )
-                for pattern in unmatched
-            ]
-        )

@@ -378,6 +378,15 @@ class Validation:
         values = [curve.values[at] for at in due]
         return replace(curve, steps=due, values=values).stale >= patience
 
+    @property
+    def advice(self) -> str:
+        """Return how to continue a run that ``patience`` ended."""
+        stale, patience = self.curve.stale, self._spec.patience
+        return (
+            f"There is nothing to train: training.validation.patience ({patience}) was reached at "
+            f"step {self._step}. To continue, set it to more than {stale}, or to null"
+        )
+
     def add(self, step: int, measured: Measured) -> bool:
         """Add the results of a step; return True if they are the best so far."""
         values = _figures(measured)
@@ -425,7 +434,10 @@ class Validation:
                 best += f", with no improvement in the next {curve.stale} validations"
         if curve.best_step in (None, last):
             return best
-        return f"{best}. Test figures are those of step {curve.best_step}"
+        return (
+            f"{best}. Test figures are those of step {curve.best_step}. They are optimistic, as "
+            "the test split selected this step; recd evaluate on other data is unbiased"
+        )
 
 
 def _figures(measured: Measured) -> dict[str, float]:

@@ -23,7 +23,6 @@ from recd_plugins.interfaces.batch import STALL_CAUSES
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.report.tables import text_table
-from recd_plugins.runtime.machine import available_cores
 from recd_plugins.runtime.text import bytes_text
 
 if TYPE_CHECKING:
@@ -115,8 +114,8 @@ class StallReport:
         if readers is None:
             return waits + "More readers do not help; use larger batches or fewer features"
         return waits + (
-            f"Set training.workers: {readers}, which suffices if each reader of each rank has a "
-            f"core (this machine has {available_cores()}), or use an ingestion plugin"
+            f"Set training.workers: {readers} (needs {readers} free "
+            f"core{'' if readers == 1 else 's'} per rank)"
         )
 
 

@@ -192,11 +192,12 @@ def _whole(
     return replace(plain, batch_parts=prepare_parts(entries, plain.tables, context)), None
 
 
-def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
+def resume_choice(registry: RunConfig, *, quiet: bool = False, verbose: bool = True) -> RunConfig:
     """Replace a chooser, such as ``use: auto``, by its earlier choice in the newest checkpoint.
 
     A chooser measures candidates, so it could choose differently after each start. Return the run
     config unchanged if it has no chooser, or if its tables or plugins have changed since then.
+    Print the reused sharding only if ``verbose``, and a new search unless ``quiet``.
     """
     chooser = chooser_of(registry)
     if chooser is None:
@@ -216,7 +217,7 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         sparse = tuple(registry.dataset.schema().sparse)
         installed = {each["use"] for each in chosen} <= {cls.name for cls in registry.offering}
         fits = same and installed and read_schema(checkpoint).sparse == sparse
-        if not quiet:
+        if not quiet and (verbose or not fits):
             verb = "reuses" if fits else "searches again, because this run cannot use"
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
             click.echo(

@@ -186,7 +186,7 @@ class Trainer:
         registry = job.load()
         resume_fitted(registry)
         if self.is_own:
-            registry = resume_choice(registry, quiet=rank > 0)
+            registry = resume_choice(registry, quiet=rank > 0, verbose=job.verbose)
         self.training = training = registry.training
         if training.workers:
             from recd_plugins.data.workers import start_server
@@ -473,7 +473,7 @@ class Trainer:
             return None
         validation = Validation(spec, self.progress.validation, self.progress.step)
         if validation.stops:
-            self._say(f"{validation}; there is nothing to train")
+            self._say(f"{validation}. {validation.advice}")
         return validation
 
     def _curve(self) -> ValidationCurve | None:
