@@ -64,5 +64,6 @@ def register_internals() -> Sequence[Internal]:
 
     return [
         Internal("torch", ("_check",), "exporting models with attention pooling"),
+        Internal("torch.ops:aten", ("_efficient_attention_forward",), "attention pooling on CUDA"),
         Internal("confluent_kafka:KafkaError", ("_PARTITION_EOF",), "reading a topic to its end"),
     ]

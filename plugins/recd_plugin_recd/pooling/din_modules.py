@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recd_plugin_recd.pooling.packed import PackedRows, aligned, attention, can_pack, linear
 from recd_plugin_recd.pooling.rows import JaggedRows, TracedRows, is_traced
 from recd_plugins.api import jagged, jagged_index_select
 
@@ -93,6 +94,8 @@ def pool_for_targets(
         ``[B, num_features, D]``, with zeros for empty sequences.
     """
     first = modules[0]
+    if first.weights == "softmax" and can_pack(sequences):
+        return _pool_packed(modules, sequences, targets, inverse)
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
     queries = [module.queries(targets) for module in modules]
     blocks = None
@@ -116,6 +119,53 @@ def pool_for_targets(
         of_targets = each if blocks is None else blocks.scatter(each, first.heads)
         pooled.append(module.outputs(of_targets))
     return torch.stack(pooled, dim=1) * filled.unsqueeze(2)
+
+
+def _pool_packed(
+    modules: Sequence[TargetAttention],
+    sequences: Sequence[JaggedTensor],
+    targets: Tensor,
+    inverse: Tensor | None,
+) -> Tensor:
+    """Do the same as ``pool_for_targets`` on CUDA, with targets sorted by their sequence."""
+    rows = PackedRows(sequences)
+    heads, (batch_size, dim) = modules[0].heads, targets.shape
+    every_row = torch.arange(rows.num_rows + 1, device=targets.device)
+    of_target, borders, most = every_row[:-1], every_row, 1
+    if inverse is not None:
+        of_target, order = inverse.sort(stable=True)
+        targets = targets.index_select(0, order)
+        borders = torch.searchsorted(of_target, every_row)
+        most = int(borders.diff().max()) if batch_size else 0
+    filled = rows.filled.index_select(1, of_target)
+    queries = linear(
+        [module.query_projection for module in modules], targets.expand(len(modules), -1, -1)
+    )
+    keys = torch.stack([module.key_projection.weight for module in modules])
+    by_head = len(modules), heads, dim // heads, dim
+    queries = queries.view(len(modules), -1, *by_head[1:3])
+    queries = torch.einsum("fbhd,fhde->fbhe", queries, keys.view(by_head))
+    values = torch.cat([sequence.values() for sequence in sequences])
+    if most and rows.longest:
+        starts = torch.arange(len(modules), device=targets.device).unsqueeze(1) * batch_size
+        borders = F.pad((starts + borders[:-1]).flatten(), (0, 1), value=len(filled) * batch_size)
+        # The kernel leaves attention to empty sequences undefined, and its gradients.
+        asked = torch.where(filled.unsqueeze(3), queries, 0).reshape(-1, 1, dim)
+        known = aligned(values.unsqueeze(1))
+        of_queries, of_values = (borders * heads, most * heads), (rows.offsets, rows.longest)
+        scale = (dim // heads) ** -0.5
+        sums = attention(aligned(asked), known, known, of_queries, of_values, scale)
+        sums = sums[..., :dim].reshape(queries.shape)
+    else:
+        sums = queries + values.sum()
+    weights = torch.stack([module.value_projection.weight for module in modules])
+    biases = torch.stack([module.value_projection.bias for module in modules])
+    vectors = torch.einsum("fbhe,fhde->fbhd", sums, weights.view(by_head)).flatten(2)
+    vectors = linear([module.out_projection for module in modules], vectors + biases.unsqueeze(1))
+    pooled = torch.where(filled, vectors, 0)
+    if inverse is not None:
+        pooled = torch.empty_like(pooled).index_copy(1, order, pooled)
+    return pooled.transpose(0, 1)
 
 
 def _softmax_sums(queries: Tensor, values: Tensor, valid: Tensor | None, *, scale: float) -> Tensor:

@@ -9,6 +9,13 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recd_plugin_recd.pooling.packed import (
+    PackedRows,
+    can_pack,
+    layer_norm,
+    linear,
+    pool_packed,
+)
 from recd_plugin_recd.pooling.rows import JaggedRows, attention_rows, pool_bags
 
 
@@ -54,7 +61,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
         """Pool the embeddings ``[num_values, D]`` of R rows to ``[R, D]``."""
-        return pool_by_attention([self], [sequences])[0]
+        return pool_groups([([self], [sequences])])[0][:, 0]
 
 
 def pool_by_attention(
@@ -107,7 +114,7 @@ class Transformer(nn.Module):
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
         """Pool the embeddings ``[num_values, D]`` of R rows to ``[R, D]``."""
-        return pool_by_transformer([self], [sequences])[0]
+        return pool_groups([([self], [sequences])])[0][:, 0]
 
 
 def pool_by_transformer(
@@ -174,12 +181,49 @@ def _last_layer_means(
     ]
 
 
+def _packed_attention(modules: Sequence[SelfAttention], rows: PackedRows) -> Tensor:
+    """Do the same as ``pool_by_attention`` on CUDA. Returns ``[F, R, D]``."""
+    projected = linear([module.in_projection for module in modules], rows.values())
+    attended = rows.self_attention(rows.packed(projected), modules[0].heads)
+    means = rows.means(attended)
+    return linear([module.out_projection for module in modules], means) * rows.filled
+
+
+def _packed_transformer(modules: Sequence[Transformer], rows: PackedRows) -> Tensor:
+    """Do the same as ``pool_by_transformer`` on CUDA. Returns ``[F, R, D]``."""
+    heads, pre = modules[0].heads, modules[0].norm == "pre"
+    values = rows.values()
+    stacks: list[Any] = list(zip(*(module.layers for module in modules), strict=True))
+    for layers in stacks:
+        attention_norms = [layer.attention_norm for layer in layers]
+        feed_forward_norms = [layer.feed_forward_norm for layer in layers]
+        expand, contract = [x.expand for x in layers], [x.contract for x in layers]
+        normal = layer_norm(attention_norms, values) if pre else values
+        projected = linear([layer.in_projection for layer in layers], normal)
+        attended = rows.padded(rows.self_attention(rows.packed(projected), heads))
+        values = values + linear([layer.out_projection for layer in layers], attended)
+        normal = layer_norm(feed_forward_norms if pre else attention_norms, values)
+        hidden = linear(expand, normal).relu_()
+        if pre and layers is stacks[-1]:
+            # The last linear layer is applied after the mean, to rows instead of values.
+            means = rows.means(rows.packed(torch.cat([values, hidden], dim=2)))
+            values, hidden = torch.split(means, [values.shape[2], hidden.shape[2]], 2)
+            return (values + linear(contract, hidden)) * rows.filled
+        values = (values if pre else normal) + linear(contract, hidden)
+        if not pre:
+            values = layer_norm(feed_forward_norms, values)
+    return rows.means(rows.packed(values)) * rows.filled
+
+
 def pool_groups(
     groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
 ) -> list[Tensor]:
     """Pool the features of all groups in one call. Returns ``[R, num_features, D]`` per group."""
     modules = [module for of_group, _ in groups for module in of_group]
     sequences = [sequence for _, of_group in groups for sequence in of_group]
-    pool: Any = pool_by_attention if isinstance(modules[0], SelfAttention) else pool_by_transformer
+    attends = isinstance(modules[0], SelfAttention)
+    if can_pack(sequences):
+        return pool_packed(_packed_attention if attends else _packed_transformer, groups)
+    pool: Any = pool_by_attention if attends else pool_by_transformer
     vectors = iter(pool(modules, sequences))
     return [torch.stack([next(vectors) for _ in of_group], dim=1) for of_group, _ in groups]

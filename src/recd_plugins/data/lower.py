@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
@@ -60,6 +61,10 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
     sequences = features | dict(_stored(batch.partials, set(placement.sequence)))
     sequence = [sequences[name] for name in placement.sequence]
+    stride = max((feature.jagged.lengths().numel() for feature in sequence), default=0)
+    sequence_features = plain_kjt(
+        placement.sequence, [feature.jagged for feature in sequence], stride
+    )
     return ModelInput(
         dense_features=batch.dense_features,
         sparse_features=variable_batch_kjt(placement.pooled, features, batch.batch_size),
@@ -69,11 +74,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
             [features[name].expanded() for name in placement.replicated],
             batch.batch_size,
         ),
-        sequence_features=plain_kjt(
-            placement.sequence,
-            [feature.jagged for feature in sequence],
-            max((feature.jagged.lengths().numel() for feature in sequence), default=0),
-        ),
+        sequence_features=sequence_features,
         num_unique={name: sequences[name].num_rows for name in placement.sequence},
         inverse_lookup={
             name: inverse
@@ -85,7 +86,23 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
             for name in placement.sequence
             if (segments := sequences[name].segments) is not None
         },
+        longest=_longest(placement.sequence, sequence, sequence_features),
     )
+
+
+def _longest(
+    names: Sequence[str], features: Sequence[StoredFeature], kjt: KeyedJaggedTensor | None
+) -> dict[str, int]:
+    """Return the length of each feature's longest row; empty if the batch is on a device."""
+    if kjt is None or not kjt.stride() or kjt.lengths().device.type != "cpu":
+        return {}
+    longest = kjt.lengths().view(len(names), -1).amax(1).tolist()
+    return {
+        name: bound
+        if feature.segments is None
+        else int(F.pad(feature.segments.lengths, (0, 1)).max())
+        for name, feature, bound in zip(names, features, longest, strict=True)
+    }
 
 
 def _split(batch: Batch) -> Iterable[tuple[str, StoredFeature]]:

@@ -14,6 +14,7 @@ from torchrec.streamable import Pipelineable
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments
+from recd_plugins.sparse.jagged import MeasuredRows
 from recd_plugins.sparse.one_buffer import has_known_tensors, map_tensors, move, pack
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
@@ -156,6 +157,8 @@ class ModelInput(Pipelineable):
             row, int64 ``[B]``.
         segments: maps each partially deduplicated sequence feature to the position of its unique
             rows among the stored ids.
+        longest: maps sequence features to the length of their longest row, or to an upper bound.
+            Without it, CUDA kernels of variable length wait for the device.
         making: seconds to produce the batch, per stage.
         sessions: int64 ``[B]``, session id of each row, if requested.
         taken: sequence features for which the model read unique rows or ``inverse_lookup``.
@@ -169,6 +172,7 @@ class ModelInput(Pipelineable):
     num_unique: Mapping[str, int] = field(default_factory=dict)
     inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
     segments: Mapping[str, Segments] = field(default_factory=dict)
+    longest: Mapping[str, int] = field(default_factory=dict)
     making: MakingTimes = field(default_factory=MakingTimes)
     sessions: Tensor | None = None
     taken: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -198,19 +202,26 @@ class ModelInput(Pipelineable):
                 "use SequencePooling, or remove the features from the converter"
             )
 
-    def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
+    def unique_rows(
+        self, feature: str, embeddings: JaggedTensor, keep_empty: bool = False
+    ) -> JaggedTensor:
         """Return a sequence feature's embeddings without padding, for its unique rows only.
 
         Args:
             feature: name of the feature.
             embeddings: output of an EmbeddingCollection for ``sequence_features``.
+            keep_empty: keep the empty rows after the unique rows, so that most features have the
+                same number of rows.
         """
         self.taken.add(feature)
+        longest = self.longest.get(feature)
         if (segments := self.segments.get(feature)) is not None:
-            return segments.gather(embeddings.values())
-        return JaggedTensor(
-            values=embeddings.values(), lengths=embeddings.lengths()[: self.num_unique[feature]]
-        )
+            rows = segments.gather(embeddings.values())
+            return MeasuredRows(rows.values(), rows.lengths(), longest)
+        lengths = embeddings.lengths()
+        if not keep_empty:
+            lengths = lengths[: self.num_unique[feature]]
+        return MeasuredRows(embeddings.values(), lengths, longest)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Return a copy on ``device``. After ``pin_memory``, all tensors move in one copy."""
@@ -276,7 +287,7 @@ class ModelInput(Pipelineable):
             value = getattr(self, item.name)
             if not item.init:
                 continue
-            if item.name in ("num_unique", "making") or value is None:
+            if item.name in ("num_unique", "longest", "making") or value is None:
                 changed[item.name] = value
             elif isinstance(value, Mapping):
                 items = dict.items(value) if isinstance(value, _Noting) else value.items()

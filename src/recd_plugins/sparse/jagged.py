@@ -9,8 +9,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.sparse.kernels import address_of
+
+
+class MeasuredRows(JaggedTensor):
+    """A JaggedTensor with an upper bound of its row lengths that is known on the host."""
+
+    def __init__(self, values: Tensor, lengths: Tensor, longest: int | None) -> None:
+        super().__init__(values=values, lengths=lengths)
+        self.longest = longest
+
+
+def longest_row(rows: JaggedTensor) -> int:
+    """Return an upper bound of the row lengths. Waits for the device if ``rows`` has no bound."""
+    longest: int | None = getattr(rows, "longest", None)
+    if longest is None:
+        lengths = rows.lengths()
+        return int(lengths.max()) if lengths.numel() else 0
+    return longest
 
 
 def readable(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from recd_plugins.testing.attention_kernel import attention_kernel
 from recd_plugins.testing.fake_device import MIXED, OnDevice, register
 
 __all__ = ["HostCounts", "HostEvent", "fake_cuda", "host_counts", "kernels_of", "mark_phases"]
@@ -39,7 +40,16 @@ _NO_KERNELS = {
     *("transpose", "expand", "as_strided", "unsqueeze", "squeeze", "permute", "diagonal", "unfold"),
 }
 #: Approximate kernel launches of operators with more than one.
-_KERNELS = {"sort": 5, "_unique2": 10, "unique_consecutive": 6, "nonzero": 4, "bincount": 4}
+_KERNELS = {
+    "sort": 5,
+    "_unique2": 10,
+    "unique_consecutive": 6,
+    "nonzero": 4,
+    "bincount": 4,
+    "_efficient_attention_backward": 3,
+    "segment_reduce": 2,
+    "_segment_reduce_backward": 3,
+}
 #: Operators whose result has a size or a value that the host must wait for.
 _WAITS = {
     *("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive"),
@@ -503,6 +513,7 @@ def fake_cuda(rank: int = 0) -> Iterator[torch.device]:
     with ExitStack() as stack:
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
         stack.callback(_pinned.clear)
+        stack.enter_context(attention_kernel())
         for owner, replaced in _replacements():
             for name, value in replaced.items():
                 stack.enter_context(patch.object(owner, name, value))
