@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,10 @@ def evaluate(
         return
     if json_path is not None:
         file_utils.write_json(json_path, found.as_json())
-    for table in found.tables(f"{chosen.name}, test split"):
+    for table in found.tables(f"{chosen.parent}, step {found.step}, test split"):
         consoles.output_console().print(table)
+    if told := found.baseline_advice():
+        click.echo(told)
     if told := run_results.worse_than_base_rate(found.test.normalized_entropy, "test"):
         click.echo(told)
 
@@ -368,36 +371,51 @@ def embeddings(
     click.echo(f"{output}: {rows:,} rows of table {table!r} from {chosen}", err=True)
 
 
+#: Near the beginning of pages that ``recd report`` writes.
+_GENERATOR = b'name="generator" content="recd report"'
+
+
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
     type=cli_options.OUTPUT,
-    help="HTML file to write.  [default: the first RUN with the suffix .html]",
+    help="HTML file to write.  [default: RUN with the suffix .html; report.html in the common "
+    "folder of several RUN]",
 )
-@click.option("--force", is_flag=True, help="Replace the page if it exists.")
-def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
+@click.option("--force", is_flag=True, help="Replace a file that recd report did not write.")
+@click.pass_obj
+def report(
+    plugins_dir: Path | None, runs: tuple[Path, ...], output: Path | None, force: bool
+) -> None:
     """Write a self-contained HTML page about one run, or a comparison of several runs.
 
-    RUN is a run folder, a folder of runs, or a file of `recd run --json`. Each variant of a
-    comparison counts as a run. Several RUNs are sorted by their test metric, best first.
+    RUN is a run folder, a folder of runs, a registry file with runs, or a file of `recd run
+    --json`. Each variant of a comparison counts as a run. Several RUNs are sorted by their test
+    metric, best first.
 
     \b
     recd report runs/clicks/3
-    recd report runs/clicks -o all.html
+    recd report clicks.yaml -o all.html
     recd report monday.json tuesday.json -o both.html
     """
-    from recd_plugin_runs.report import read_runs
+    from recd_plugin_runs.runs import folder_of_runs
 
-    if output is not None:
-        cli_options.check_output(output, force, begins=rb"\s*<")
-    found = read_runs(runs)  # Rejects a folder, whose name has no suffix.
-    if output is None:
+    runs = tuple(
+        folder_of_runs(run, plugins_dir) if run.suffix in (".yaml", ".yml") else run for run in runs
+    )
+    if output is None and len(runs) == 1 and runs[0].name:
         output = runs[0].with_suffix(".html")
-        cli_options.check_output(output, force, begins=rb"\s*<")
+    elif output is None:
+        common = os.path.commonpath([run.absolute().parent for run in runs])
+        output = Path(os.path.relpath(common)) / "report.html"
+    own = output.is_file() and _GENERATOR in output.read_bytes()[:200]
+    cli_options.check_output(output, force or own, begins=rb"\s*<")
     # This import takes a second.
-    from recd_plugin_runs.report import page
+    from recd_plugin_runs.report import page, read_runs
+
+    found = read_runs(runs)
 
     file_utils.write_text(output, page(found))
     click.echo(f"{output}: {', '.join(run.name for run in found)}")

@@ -53,6 +53,16 @@ class Evaluated:
             "by": dict(self.by),
         }
 
+    def baseline_advice(self) -> str | None:
+        """Return advice if the logistic regression has a lower log loss than the model."""
+        logistic = self.baselines.get("logistic_regression")
+        if logistic is None or logistic.log_loss >= self.test.log_loss:
+            return None
+        return (
+            "The logistic regression has a lower log loss than the model. Try other settings, for "
+            "example more epochs or another learning rate."
+        )
+
     def tables(self, title: str) -> Iterator[Table]:
         """Yield rich tables: one of the model and the baselines, and one per column of ``by``."""
         report = self.as_json()

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugin_runs.runs import differing, listed, settings_of
+from recd_plugin_runs.runs import differing, listed, other_rows, settings_of
 from recd_plugins.api import RecdError, html_page, plots, run_folders, run_results, text_utils
 
 # Losses that differ by at most this are reported as equal.
@@ -160,7 +160,8 @@ def page(runs: Sequence[Run]) -> str:
         *_sections(runs),
         *_registries(runs),
     ]
-    return html_page.html_page(title, parts)
+    generator = '<meta name="generator" content="recd report">'
+    return html_page.html_page(title, parts).replace("<head>\n", f"<head>\n{generator}\n", 1)
 
 
 def findings(runs: Sequence[Run]) -> Iterator[str]:
@@ -168,6 +169,8 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
     if len({id(run.report) for run in runs}) > 1 and first.entropy is not None:
         yield f"{first.name} is best: normalized entropy {first.entropy:.5f} on the test split."
+        if told := other_rows([run.values for run in runs]):
+            yield told
     for run in runs[1:]:
         for name, sentence in (
             ("samples_per_second", "trains {} times as many samples per second as"),

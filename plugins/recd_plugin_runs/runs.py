@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from recd_plugins.api import (
     file_utils,
     load_registry,
     run_folders,
+    text_table,
+    text_utils,
 )
 
 #: Metrics of which a larger value is better.
@@ -58,11 +61,18 @@ def listed(folder: Path) -> ListedRun:
 
 def settings_of(registry: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the values of a registry file by dotted key, with overrides such as ``KEY=VALUE``."""
-    settings = flat(_parsed(registry) or {})
+    settings = {"training.seed": "0", **flat(_parsed(registry) or {})}
     for each in overrides:
         key, value = re.split("[= ]", each, maxsplit=1)
+        settings = {name: of for name, of in settings.items() if not _replaces(key, name)}
         settings |= flat(_parsed(value), key)
     return settings
+
+
+def _replaces(key: str, name: str) -> bool:
+    """Return whether setting ``key`` also changes ``name``, which is inside it or contains it."""
+    pairs = ((key, name), (name, key))
+    return any(long.startswith((f"{short}.", f"{short}[")) for short, long in pairs)
 
 
 def _parsed(text: str) -> Any:
@@ -87,6 +97,46 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values are not the same in the settings of all runs."""
     keys = dict.fromkeys(key for settings in runs for key in settings)
     return [key for key in keys if len({settings.get(key) for settings in runs}) > 1]
+
+
+def other_rows(results: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a warning if results of runs are of different test rows, otherwise None."""
+    tests = set()
+    for result in results:
+        if test := result.get("test"):
+            bins = result.get("calibration_bins") or ()
+            positives = round(sum(rows * mean_label for rows, _, mean_label in bins))
+            tests.add((test["num_samples"], positives))
+    if len(tests) < 2:
+        return None
+    return "These runs have different test rows, so their metrics are not comparable."
+
+
+def known_metric(name: str, runs: Sequence[ListedRun]) -> str:
+    """Return the metric called ``name``, in any case; raise RecdError if no run has it."""
+    known = {each for run in runs for each in (run.result or {}).get("test") or ()}
+    wanted = name.lower().replace(" ", "_")
+    if not known or wanted in known:
+        return wanted
+    known.discard("num_samples")
+    meant = text_utils.did_you_mean(wanted, sorted(known)) or "."
+    raise RecdError(
+        f"--metric {name}: no run has metric {name!r}{meant} Use one of these metrics: "
+        f"{', '.join(map(repr, sorted(known)))}."
+    )
+
+
+def folder_of_runs(given: Path, plugins_dir: Path | None) -> Path:
+    """Return a folder itself, or the folder of the runs of a registry file."""
+    if given.is_dir():
+        return given
+    configured = run_folders.runs_folder(load_registry(given, plugins_dir=plugins_dir))
+    if configured is None:
+        raise RecdError(
+            f"{given}: training.checkpoint.runs is not set, so runs have no folders. Set "
+            "this key, and train with recd run."
+        )
+    return configured
 
 
 def best(runs: Sequence[ListedRun], metric: str) -> ListedRun | None:
@@ -118,18 +168,11 @@ def runs_command(
     recd runs clicks.yaml
     recd runs runs/clicks --metric auc
     """
-    folder = trained
-    if not trained.is_dir():
-        configured = run_folders.runs_folder(load_registry(trained, plugins_dir=plugins_dir))
-        if configured is None:
-            raise RecdError(
-                f"{trained}: training.checkpoint.runs is not set, so runs have no folders. Set "
-                "this key, and train with recd run."
-            )
-        folder = configured
+    folder = folder_of_runs(trained, plugins_dir)
     found = [listed(path) for path in run_folders.runs_in(folder)]
     if not found:
         raise RecdError(f"{folder}: there are no runs in this folder. Train with recd run.")
+    metric = known_metric(metric, found)
     keys, winner = differing([run.settings for run in found]), best(found, metric)
     rows = [
         {
@@ -148,23 +191,45 @@ def runs_command(
         return
     if json_path is not None:
         file_utils.write_json(json_path, rows)
-    from rich.table import Table
-
-    table = Table(title=str(folder))
     names = list(dict.fromkeys(("log_loss", "auc", metric)))
-    for heading in ("run", "started (UTC)", "steps", *keys, *(n.replace("_", " ") for n in names)):
-        table.add_column(heading, overflow="fold")
+    headings = ["started (UTC)", "steps", *keys, *(name.replace("_", " ") for name in names)]
+    columns = {}
     for run, row in zip(found, rows, strict=True):
-        steps = f"{row['steps']}" if row["finished"] else f"{row['steps']}, unfinished"
         values = [run.metric(name) for name in names]
-        table.add_row(
-            run.path.name + (" best" if run is winner else ""),
-            run.started,
-            steps,
+        columns[run.path.name + (" best" if run is winner else "")] = [
+            run.started[:16].replace(" ", "\n"),  # without seconds
+            f"{row['steps']}" if row["finished"] else f"{row['steps']}, unfinished",
             *(run.settings.get(key, "-") for key in keys),
             *("-" if value is None else f"{value:.5f}" for value in values),
-            style="bold" if run is winner else None,
-        )
-    consoles.output_console().print(table)
+        ]
+    _print_columns(str(folder), headings, columns)
     if winner is not None:
         click.echo(f"best {metric}: {winner.path}")
+        if told := other_rows([run.result for run in found if run.result]):
+            click.echo(told)
+
+
+#: Largest number of runs side by side, and widest column of a run.
+_MOST_RUNS, _WIDEST = 6, 24
+
+
+def _print_columns(
+    title: str, headings: Sequence[str], columns: Mapping[str, Sequence[str]]
+) -> None:
+    """Print a table with a column per run, in several parts if it is wider than the terminal."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    parts: list[list[str]] = []
+    left = 0
+    for name, cells in columns.items():
+        lines = [line for cell in (f"run {name}", *cells) for line in cell.split("\n")]
+        needed = min(_WIDEST, max(map(len, lines))) + 1
+        if left < needed or len(parts[-1]) == _MOST_RUNS:
+            parts.append([])
+            left = width - min(width // 2, max(map(len, headings)) + 1)
+        parts[-1].append(name)
+        left -= needed
+    for part in parts:
+        rows = zip(headings, *(columns[name] for name in part), strict=True)
+        shown = text_table(title, [""], [f"run {name}" for name in part], rows)
+        consoles.output_console().print(shown, width=width)
+        title = ""

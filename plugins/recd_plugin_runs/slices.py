@@ -34,6 +34,7 @@ from recd_plugins.api import (
 #: Number of values with metrics of their own. Other values are combined.
 MOST = 20
 _BINS = 10
+_MISSING = "(missing)"
 _ROWS_AT_ONCE = 4096
 
 
@@ -117,14 +118,17 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _values(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """Return a column; its ids if all lists have one id, otherwise the lengths of its lists."""
+    """Return a column; for lists, their id (null if empty), or their lengths if some are longer."""
     field, values = batch.schema.field(column), batch.column(column)
     if list_dict.is_list_dict(field):
         values = list_dict.to_lists(values)
     if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
         return values
-    lengths = pc.list_value_length(values)
-    return values.flatten() if pc.all(pc.equal(lengths, 1)).as_py() else lengths.cast(pa.float64())
+    lengths = pc.list_value_length(values).fill_null(0)
+    if pc.max(lengths).as_py() > 1:
+        return lengths.cast(pa.float64())
+    has_id = lengths.to_numpy(zero_copy_only=False) > 0
+    return values.flatten().take(pa.array(np.cumsum(has_id) - 1, mask=~has_id))
 
 
 def slices(
@@ -142,14 +146,15 @@ def slices(
         texts: text of values that are text ids.
 
     Returns:
-        A list of dicts with ``value``, ``rows``, ``base_rate`` (the mean label) and metrics.
+        A list of dicts with ``value``, ``rows``, ``positive_rate`` (the mean label) and metrics.
     """
     group, shown = _grouped(values, texts or {})
     found = []
     for number, value in enumerate(shown):
         rows = torch.from_numpy(np.flatnonzero(group == number))
         quality = measure_quality(logits[rows], labels[rows]).figures()
-        of_slice = {"rows": quality.pop("num_samples"), "base_rate": float(labels[rows].mean())}
+        rate = float(labels[rows].mean())
+        of_slice = {"rows": quality.pop("num_samples"), "positive_rate": rate}
         found.append({"value": value, **of_slice, **quality})
     return found
 
@@ -178,8 +183,8 @@ def _grouped(values: pa.Array, texts: Mapping[int, str]) -> tuple[NDArray[np.int
 
 def _shown(value: Any, texts: Mapping[int, str]) -> str:
     if isinstance(value, float):
-        return "missing" if math.isnan(value) else f"{value:.6g}"
-    return "missing" if value is None else str(texts.get(value, value))
+        return _MISSING if math.isnan(value) else f"{value:.6g}"
+    return _MISSING if value is None else str(texts.get(value, value))
 
 
 def _deciles(numbers: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
@@ -190,4 +195,4 @@ def _deciles(numbers: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
     place[missing] = len(edges) - 1
     shown = [f"{low:.6g} to {high:.6g}" for low, high in pairwise(edges)]
     used, group = np.unique(place, return_inverse=True)  # no row may be missing
-    return group, [[*shown, "missing"][number] for number in used]
+    return group, [[*shown, _MISSING][number] for number in used]

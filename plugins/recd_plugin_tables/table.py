@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace, SourceRows
 from recd_plugin_tables.kinds import (
+    RULES,
     ColumnOptions,
     Leaf,
     feature_name,
@@ -26,6 +27,7 @@ from recd_plugin_tables.kinds import (
 )
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source, has_local_files
+from recd_plugin_tables.values import missing_id
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -213,13 +215,16 @@ class Table(Dataset):
 
     def texts(self, feature: str) -> dict[int, str]:
         """Return the text of each id of a feature, or {} if its column lacks ``texts: true``."""
-        if not any(name == feature and use.texts for name, use in self._features()):
+        uses = [use for name, use in self._features() if name == feature and use.texts]
+        if not uses:
             return {}
+        filled = {use.missing for use in uses if isinstance(use.missing, str)}
+        found = {missing_id(text): text for text in filled.difference(RULES)}
         path = self._train.folder / "texts" / f"{feature}.parquet"
-        if not path.is_file():
-            return {}
-        ids, texts = (column.to_pylist() for column in pq.read_table(path).columns)
-        return dict(zip(ids, texts, strict=True))
+        if path.is_file():
+            ids, texts = (column.to_pylist() for column in pq.read_table(path).columns)
+            found.update(zip(ids, texts, strict=True))
+        return found
 
     def encodings(self) -> list[dict[str, Any]]:
         """Return how to encode the features of raw rows, for ``recd export``."""

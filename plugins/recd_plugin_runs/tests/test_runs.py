@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from recd_plugin_runs.runs import settings_of
 from recd_plugins.cli import main
 
 REGISTRY = """\
@@ -27,6 +28,17 @@ def recd(*words: str) -> str:
     return done.stdout
 
 
+def refused(*words: str) -> str:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1, done.output
+    return done.stderr
+
+
+def test_settings_that_replace_a_mapping() -> None:
+    found = settings_of("a: {b: {test: 0.1}, c: 1}", ["a.b={from: 3, x: [1]}", "a.c.d=2"])
+    assert found == {"training.seed": "0", "a.b.from": "3", "a.b.x[0]": "1", "a.c.d": "2"}
+
+
 def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(REGISTRY)
@@ -39,7 +51,7 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = json.loads(recd("runs", "r.yaml", "--json", "-"))
     assert [row["steps"] for row in rows] == [8] * 4
     assert [row["settings"]["model.embedding_dim"] for row in rows] == ["4", "8", "4", "4"]
-    assert [row["settings"]["training.seed"] for row in rows] == [None, None, "0", "1"]
+    assert [row["settings"]["training.seed"] for row in rows] == ["0", "0", "0", "1"]
     losses = [row["test"]["log_loss"] for row in rows]
     assert losses[0] == losses[2] != losses[3]
     (best,) = [i for i, row in enumerate(rows) if row["best"]]
@@ -56,23 +68,46 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [len(found["by"][name]) for name in ("dense_0", "a")] == [10, 1]
     (whole,) = found["by"]["a"]  # every list has 10 ids
     assert (whole["value"], whole["rows"]) == ("10", 64)
-    for name in ("log_loss", "base_rate"):
+    for name in ("log_loss", "positive_rate"):
         mean = sum(each["rows"] * each[name] for each in found["by"]["dense_0"]) / 64
         assert mean == pytest.approx(whole[name], abs=1e-6)
     assert whole["auc"] == pytest.approx(found["test"]["auc"], abs=1e-6)
     rate = found["baselines"]["base_rate"]
     assert rate["calibration"] == pytest.approx(1)  # the dataset does not know its mean label
-    entropy = -sum(p * math.log(p) for p in (whole["base_rate"], 1 - whole["base_rate"]))
+    entropy = -sum(p * math.log(p) for p in (whole["positive_rate"], 1 - whole["positive_rate"]))
     assert rate["log_loss"] == pytest.approx(entropy)
     assert rate["normalized_entropy"] == pytest.approx(1)
     shown = recd("evaluate", "runs/r/3", "--by", "a")
     assert "base rate" in shown
     assert "calibration" in shown
-    refused = CliRunner().invoke(main, ["evaluate", "runs/r/3", "--by", "A"])
-    assert "--by A: column 'A' is neither a feature nor a key column" in refused.stderr
-    shown = recd("runs", "runs/r", "--metric", "auc")
-    assert "best auc: runs/r/" in shown
+    wrong = refused("evaluate", "runs/r/3", "--by", "A")
+    assert "--by A: column 'A' is neither a feature nor a key column" in wrong
+    assert "runs/r/3, step 8, test split" in shown
     assert recd("report", "runs/r").startswith(f"runs/r.html: runs/r/{best + 1}, ")
     assert "<td>model.embedding_dim</td>" in Path("runs/r.html").read_text()
+
+    Path("r.yaml").write_text(REGISTRY)
+    recd("run", "r.yaml", "--steps", "2", "training.learning_rate=0.02", "model.bottom_mlp=[8]")
+    shown = recd("runs", "runs/r", "--metric", "AUC")
+    assert "best auc: runs/r/" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = recd("runs", "runs/r")
+    assert max(map(len, shown.splitlines())) <= 60
+    assert all(f"run {number}" in shown for number in range(1, 6))
+    assert recd("report", "runs/r/1", "runs/r/2").startswith("runs/r/report.html: runs/r/")
+    recd("report", "runs/r/2", "runs/r/1")  # replaces its own page
+    assert "no run has metric 'aux'. Did you mean 'auc'?" in refused(
+        "runs", "runs/r", "--metric", "aux"
+    )
+    said = "runs/r/2 is a run folder. Use: recd run r.yaml --resume --run 2"
+    assert said in refused("run", "runs/r/2", "--resume")
+
+    Path("r.yaml").write_text(REGISTRY.replace("embedding_dim: 4", "embedding_dim: 16"))
+    wrong = refused("evaluate", "r.yaml", "--run", "1")
+    assert "model.embedding_dim was 4 and is now 16; " in wrong
+    assert "Pass runs/r/1 instead of r.yaml to use the settings of that run." in wrong
+    wrong = refused("run", "r.yaml", "--resume", "--run", "1")
+    assert "Restore the previous values, or start a new run without --resume." in wrong
     recd("embeddings", "runs/r", "t_a", "-o", "rows.parquet")
     assert pq.read_table("rows.parquet").num_rows == 50

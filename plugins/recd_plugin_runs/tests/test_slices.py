@@ -25,7 +25,7 @@ def numpy_metrics(logits: Any, labels: Any) -> dict[str, float]:
     pairs = logits[labels == 1][:, None] - logits[labels == 0][None]
     return {
         "rows": len(labels),
-        "base_rate": rate,
+        "positive_rate": rate,
         "log_loss": loss,
         "normalized_entropy": loss / entropy,
         "auc": ((pairs > 0) + (pairs == 0) / 2).mean(),
@@ -60,6 +60,13 @@ def test_frequent_values_have_their_own_metrics() -> None:
     assert [each["value"] for each in by_length] == ["0", "2"]
     check(by_length, [slice(300), slice(300, None)], logits, labels)
 
+    single = pa.array([[]] * 300 + [[7]] * 900 + [[8]] * (len(ids) - 1200), pa.list_(pa.int64()))
+    by_id = slices(_values(pa.record_batch({"ids": single}), "ids"), *tensors, {7: "ios"})
+    rows = {"ios": slice(300, 1200), "8": slice(1200, None), "(missing)": slice(300)}
+    order = [each["value"] for each in by_id]
+    assert sorted(order) == sorted(rows)
+    check(by_id, [rows[name] for name in order], logits, labels)
+
 
 def test_numbers_are_split_at_their_deciles() -> None:
     numbers = DRAW.gamma(2, 10, 1000)
@@ -68,7 +75,7 @@ def test_numbers_are_split_at_their_deciles() -> None:
     found = slices(values, torch.from_numpy(logits), torch.from_numpy(labels))
     edges = np.quantile(numbers[50:], np.linspace(0, 1, 11))
     assert found[0]["value"] == f"{edges[0]:.6g} to {edges[1]:.6g}"
-    assert found[-1]["value"] == "missing"
+    assert found[-1]["value"] == "(missing)"
     places = np.searchsorted(edges[1:-1], numbers, "right")
     places[:50] = 10
     check(found, [places == n for n in range(11)], logits, labels)

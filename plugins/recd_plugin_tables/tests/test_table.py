@@ -296,6 +296,11 @@ def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
     data.prepare()
     assert data.texts("history") == {text_id(f"h{number}"): f"h{number}" for number in range(7)}
     assert data.texts("user") == {}
+    data = table(
+        path, columns={**COLUMNS, "history": {"as": "ids", "texts": True, "missing": "none"}}
+    )
+    data.prepare()
+    assert data.texts("history")[text_id("none")] == "none"
 
 
 BAD: dict[str, Any] = {

@@ -34,7 +34,7 @@ from recd_plugins.runtime.launch import torchrun_rank
 from recd_plugins.runtime.plugin_modules import qualified
 from recd_plugins.runtime.versions import installed_set, mismatch
 from recd_plugins.training.checkpoint_files import ALLOWABLE
-from recd_plugins.training.run_folders import settings_to_resume, write_result
+from recd_plugins.training.run_folders import refuse_run_folder, settings_to_resume, write_result
 
 if TYPE_CHECKING:
     from recd_plugins.training.result import Result
@@ -60,6 +60,7 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
     """
     from recd_plugins.config.document import names_table
 
+    refuse_run_folder(Path(given))
     named = {name: column for name, column in columns.items() if column is not None}
     is_table = named or names_table(given) or Path(given).is_dir()
     if given.lower().endswith((".yaml", ".yml")) or not is_table:

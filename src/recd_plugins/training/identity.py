@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from recd_plugins.training.checkpoint_files import (
     checkpoints_in,
     read_arrays,
 )
+from recd_plugins.training.run_folders import SETTINGS, read_settings
 
 FORMAT = 1
 #: Fields, other than the weights, that affect scores.
@@ -188,11 +189,13 @@ def check_resumable(
     if not refused:
         return told
     remedy = "Restore the previous values, or set training.checkpoint.path to another folder."
+    if (checkpoint.parent / SETTINGS).exists():
+        remedy = "Restore the previous values, or start a new run without --resume."
     if all(remedies):
         options = " ".join(f"--allow {name}" for name in sorted(set().union(*remedies)))
         remedy += f" To allow the change, add {options}."
     raise RecdError(
-        f"{checkpoint}: the checkpoint belongs to another run: {'; '.join(refused)}. {remedy}"
+        f"{checkpoint}: the checkpoint belongs to another run: {_first(refused)}. {remedy}"
     )
 
 
@@ -204,7 +207,7 @@ def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table])
     """
     rows = (f"dataset.options.{name}" for name in registry.dataset.row_options)
     identity = identity_of(replace(registry, wrappers=()), tables)
-    return check_same_model(checkpoint, identity, free=(*FREE, *rows))
+    return check_same_model(checkpoint, identity, free=(*FREE, *rows), registry=registry)
 
 
 def check_same_model(
@@ -212,6 +215,7 @@ def check_same_model(
     identity: Mapping[str, Any],
     fields: Collection[str] = SCORES,
     free: Collection[str] = FREE,
+    registry: RunConfig | None = None,
 ) -> bool:
     """Raise ``RecdError`` if the checkpoint belongs to another model.
 
@@ -229,9 +233,12 @@ def check_same_model(
         or (_within(field, [_KINDS]) and field in before and field in now)  # both known
     ]
     if wrong:
+        remedy = "Use the registry file that trained the checkpoint, or another --checkpoint."
+        run = checkpoint.parent
+        if registry and (run / SETTINGS).exists() and read_settings(run).text != registry.text:
+            remedy = f"Pass {run} instead of {registry.path} to use the settings of that run."
         raise RecdError(
-            f"{checkpoint}: the checkpoint belongs to another model: {'; '.join(wrong)}. Use the "
-            "registry file that trained the checkpoint, or another --checkpoint."
+            f"{checkpoint}: the checkpoint belongs to another model: {_first(wrong)}. {remedy}"
         )
     return not any(_within(field, ["data"]) for field in differing)
 
@@ -244,7 +251,7 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
     fitted_steps(registry, schema)
     features = (*schema.sparse, *schema.dense)
     said = [_entry(entry, "features", features) for entry in registry.preprocessing]
-    check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"])
+    check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"], registry=registry)
 
 
 # Resuming, before the model is built.
@@ -375,6 +382,11 @@ def _unknown_before(field: str, before: Iterable[str]) -> bool:
 
 def _within(field: str, names: Collection[str]) -> bool:
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
+
+
+def _first(clauses: Sequence[str]) -> str:
+    more = f"; and {len(clauses) - 3} more" if len(clauses) > 3 else ""
+    return "; ".join(clauses[:3]) + more
 
 
 def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ Does not import torch.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -124,6 +125,13 @@ def runs_folder(registry: RunConfig) -> Path | None:
     """Return the folder in which runs of a registry get their folders; None if not configured."""
     spec = registry.training.checkpoint
     return None if spec.runs is None or spec.path is not None else Path(spec.runs)
+
+
+def refuse_run_folder(given: Path) -> None:
+    """Raise RecdError if ``given``, which should be a registry file or table, is a run folder."""
+    if (given / SETTINGS).exists():
+        registry, run = os.path.relpath(read_settings(given).registry), given.resolve().name
+        raise RecdError(f"{given} is a run folder. Use: recd run {registry} --resume --run {run}")
 
 
 def settings_to_resume(registry: RunConfig, number: int | None) -> tuple[str, ...]:
