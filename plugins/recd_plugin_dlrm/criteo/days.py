@@ -154,7 +154,7 @@ class Day(ABC):
         """Yield the rows of the given segments, together with their positions in the files."""
 
     def segments(self, first_row: int, stop_row: int) -> list[Segment]:
-        """Return segments for rows ``first_row`` to ``stop_row``, split at unit boundaries."""
+        """Return segments for rows ``first_row`` to ``stop_row - 1``, split where a unit begins."""
         inside = self.starts[(self.starts > first_row) & (self.starts < stop_row)].tolist()
         edges = [first_row, *inside, stop_row]
         return [Segment(start, stop - start) for start, stop in pairwise(edges) if start < stop]

@@ -202,9 +202,10 @@ def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floa
 
 @dataclass(frozen=True)
 class Cuts:
-    """Rows to copy: ``hot`` to every rank, rows of ``flex`` beyond ``hot`` to every node.
+    """Two prefixes of the rows of a table, which are sorted by frequency, most frequent first.
 
-    ``hot`` and ``flex`` both start at the most frequent row.
+    Rows in ``hot`` are copied to every rank. Rows in ``flex`` but not in ``hot`` are copied to
+    every node.
     """
 
     hot: Prefix

@@ -106,7 +106,8 @@ class Routes:
         rows: indices of the copies that any rank looked up, ascending, int64 ``[num_rows]``.
         mine: indices in ``rows`` of the rows that this rank looked up, ascending, int64.
         summed: indices in ``mine`` of the rows whose gradients this rank sums, int64.
-        ends: number of rows before each of the ``ends`` of ``TouchedRows``.
+        ends: for each range of copies, such as the copies of one table, the end of its part of
+            ``rows``.
         gradients: all-to-all of gradients to the ranks that sum.
         sums: all-to-all of sums to the other ranks; None if every rank sums all its rows.
     """

@@ -1,9 +1,9 @@
 """Target attention: one query per batch row, and deduplicated sequences as keys and values.
 
-B batch rows, each with one target item, share U unique sequences. Batch rows are sorted by unique
-row and divided into blocks of B / U targets on average. A block has its sequence only once for all
-its targets, so there are at most 2 * U sequences instead of B. Padding increases the number of
-targets to at most 2 * B.
+B batch rows, each with one target item, share U unique sequences. The targets of each sequence are
+divided into blocks of ceil(B / U) targets, and the last block of a sequence is padded. A block
+stores its sequence only once, so there are at most 2 * U sequences instead of B. Padding increases
+the number of targets to at most 2 * B.
 
 The values of sequences are not projected. The key projection is applied to the query instead,
 ``(W_q t) (W_k x) = (W_k^T W_q t) x``, and the value projection to the weighted sum. The results are

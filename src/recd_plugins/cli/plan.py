@@ -52,7 +52,7 @@ class PlanModes:
         for name in names:
             if owner := self._owners.get(name):
                 raise PluginError(
-                    f"{what} adds {name}, which {owner} already has. Rename the option."
+                    f"{what} adds option {name!r}, which {owner} already has. Rename the option."
                 )
         self._owners |= dict.fromkeys(names, qualified(cls))
         self._modes.append((mode, options))

@@ -209,10 +209,10 @@ class SearchContext(ABC):
 
 @dataclass(frozen=True)
 class Choice(Section, ABC):
-    """Result of a chooser, and its report section. Picklable, to be sent to the other ranks.
+    """The sharding plugins that a ``Chooser`` selected, and its report section. Picklable.
 
-    ``recd run`` prints ``str(choice)``. The candidates in ``offered`` replace the chooser's entry
-    in registry.yaml.
+    ``recd run`` prints ``str(choice)``, and shards tables with the plugins in ``offered`` instead
+    of the chooser.
     """
 
     offered: Offered

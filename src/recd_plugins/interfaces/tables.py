@@ -206,7 +206,7 @@ class TableStrategy:
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
         """Return planner constraints, keyed by table name.
 
-        Fields that the plugin's own ``constraints`` set must have the same values.
+        If another strategy also sets a field for a table, both must set the same value.
         """
         return {}
 

@@ -104,7 +104,10 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return True if modules that are sharded now deduplicate gradients; equal on all ranks."""
+    """Return True if a module that is sharded in the current context deduplicates gradients.
+
+    All ranks get the same result.
+    """
     return crosses_links() and not _all_sent
 
 

@@ -122,7 +122,7 @@ def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -
 
 
 def runs_folder(registry: RunConfig) -> Path | None:
-    """Return the folder in which runs of a registry get their folders; None if not configured."""
+    """Return the parent of the run folders of a registry file; None if the file sets none."""
     spec = registry.training.checkpoint
     return None if spec.runs is None or spec.path is not None else Path(spec.runs)
 
