@@ -71,6 +71,10 @@ def test_sequence_features_have_unique_rows_and_padding_rows(batch: Batch) -> No
     assert kjt is not None
     assert kjt.stride() == 3  # c has three rows, the others two and an empty one
     assert model_input.num_unique == {"a": 2, "b": 2, "c": 3, "d": 2}
+    for name, longest in model_input.longest.items():
+        rows = model_input.unique_rows(name, model_input.sequence_features.to_dict()[name])
+        assert longest == rows.lengths().max()
+    assert list(model_input.longest) == list(model_input.num_unique)
     assert set(model_input.inverse_lookup) == {"a", "b", "d"}
     assert model_input.inverse_lookup["a"] is model_input.inverse_lookup["b"]
     for key in "abd":
@@ -96,6 +100,10 @@ def test_partial_sequence_features_have_stored_ids_and_segments(partial_batch: B
     assert lists(kjt["m"]) == [[1, 2, 3], [], []]
     assert lists(kjt["n"]) == [[4], [], []]
     assert model_input.num_unique == {"c": 3, "m": 2, "n": 2}
+    for name, longest in model_input.longest.items():
+        rows = model_input.unique_rows(name, model_input.sequence_features.to_dict()[name])
+        assert longest == rows.lengths().max()
+    assert list(model_input.longest) == list(model_input.num_unique)
     assert set(model_input.segments) == {"m", "n"}
     embeddings = kjt.values().float().unsqueeze(1).requires_grad_()
     for name in "mn":

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recd_plugin_recd.pooling.rows import is_traced
 from recd_plugins.api import jagged
 
 #: Dtypes of the attention kernel.
@@ -32,6 +33,7 @@ def can_pack(sequences: Sequence[JaggedTensor]) -> bool:
     values = sequences[0].values()
     return (
         values.device.type == "cuda"
+        and not is_traced()
         and values.dtype in _DTYPES
         and all(sequence.lengths().numel() <= _MOST_ROWS for sequence in sequences)
     )
