@@ -19,6 +19,7 @@ SLOW = (
     "distributed/test_launch.py::test_torchrun",
     "recd_plugin_recd/tests/logs/test_kafka.py",
     "recd_plugin_runs/tests/test_encode.py::test_encoded",
+    "recd_plugin_runs/tests/test_encode.py::test_a_sample",
     "recd_plugin_runs/tests/test_encode.py::test_wrong",
     "recd_plugin_runs/tests/test_encode.py::test_columns",
     "recd_plugin_runs/tests/test_encode.py::test_lengths",

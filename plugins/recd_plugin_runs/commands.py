@@ -239,7 +239,7 @@ def predict(
         )
 
 
-_FILES = ("model.pt2", "model_int8.pt2", "signature.json", "encode.py")
+_FILES = ("model.pt2", "model_int8.pt2", "signature.json", "encode.py", "sample_request.json")
 
 
 @click.command()
@@ -273,10 +273,11 @@ def export(
 ) -> None:
     """Export a trained model as one program of torch.export.
 
-    Writes model.pt2, signature.json and encode.py into a folder. The program accepts raw ids and
-    numbers, preprocesses them as in training, and returns probabilities. encode.py turns raw rows
-    into the inputs of the program, as signature.json describes. Load the program with
-    torch.export.load; it needs only torch.
+    Writes model.pt2, signature.json, encode.py and sample_request.json into a folder. The program
+    accepts raw ids and numbers, preprocesses them as in training, and returns probabilities.
+    encode.py turns raw rows into the inputs of the program, as signature.json describes.
+    sample_request.json is a request for examples/serving with values of training rows. Load the
+    program with torch.export.load; it needs only torch.
 
     REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
     overrides a value, as in recd run.
@@ -308,6 +309,7 @@ def export(
     say_absent(read, chosen)
     error = export_to(read, chosen, output, int8=int8)
     click.echo(f"{output / 'model.pt2'}: exported the model of {chosen}", err=True)
+    click.echo(f"{output / 'sample_request.json'}: a request for examples/serving", err=True)
     if error is not None:
         click.echo(
             f"{output / 'model_int8.pt2'}: on {error.rows:,} training rows, scores differ from "

@@ -229,11 +229,12 @@ class Int8Rows(nn.Module):
 
 
 #: Files of an export.
-PROGRAM, INT8_PROGRAM, SIGNATURE, ENCODE = (
+PROGRAM, INT8_PROGRAM, SIGNATURE, ENCODE, SAMPLE = (
     "model.pt2",
     "model_int8.pt2",
     "signature.json",
     "encode.py",
+    "sample_request.json",
 )
 # Number of rows that suffices to measure the error of 8-bit tables.
 _ROWS_COMPARED = 4096
@@ -290,7 +291,9 @@ def export_to(
     """Export a checkpoint to a folder. With ``int8``, also export 8-bit tables and their error."""
     model = serving_model(registry, checkpoint)
     write_export(model, folder, PROGRAM)
-    file_utils.write_json(folder / SIGNATURE, signature(model, registry.dataset))
+    described = signature(model, registry.dataset)
+    file_utils.write_json(folder / SIGNATURE, described)
+    file_utils.write_json(folder / SAMPLE, sample_request(registry, described["features"]))
     encode = Path(__file__).with_name(ENCODE).read_text(encoding="utf-8")
     file_utils.write_text(folder / ENCODE, encode)
     (folder / INT8_PROGRAM).unlink(missing_ok=True)  # from a previous export
@@ -370,6 +373,33 @@ _RULES = {
     "preprocessing": "steps inside the program, such as hashes and vocabularies",
     "shared": "what encode.py does with a value that all rows of a request share",
 }
+
+
+def sample_request(registry: RunConfig, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a request with one candidate, as in ``examples/serving``.
+
+    The values are from the first training rows, or zeros if the rows cannot be read.
+    """
+    dataset = registry.dataset
+    shared: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    try:
+        if (sample := getattr(dataset, "sample_request", None)) is not None:
+            shared, own = sample()
+            return {"request": shared, "candidates": [own]}
+        rows = next(row_tables.training_rows(registry, 1)).data.to_pylist()
+    except (RecdError, StopIteration):
+        rows = [{}]
+    zeros: dict[str, Any] = {"text": "a", "bytes": "00", "time": "2024-01-01T00:00:00"}
+    for one in features:
+        value = zeros.get(one["value"], 0)
+        if one["kind"] == "numbers":
+            value = [0.0] * one["width"]
+        elif one["kind"] == "ids":
+            value = [value]
+        value = rows[0].get(one["column"], value)
+        (shared if one["kind"] == "ids" else own)[one["column"]] = value
+    return {"request": shared, "candidates": [own]}
 
 
 def _encodings(schema: FeatureSchema, dataset: Dataset) -> list[dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -82,3 +85,27 @@ def _numbers(use: ColumnOptions, kind: pa.DataType) -> dict[str, Any]:
 def _element(kind: pa.DataType) -> pa.DataType:
     kind = plain(kind)
     return _element(kind.value_type) if is_list(kind) else kind
+
+
+def json_value(values: pa.Array) -> Any:
+    """Return the first value as JSON, in a form that ``encode.py`` accepts; None without values."""
+    kind = plain(values.type)
+    if pt.is_timestamp(kind):
+        values = values.cast(pa.timestamp("us"), safe=False)
+    elif pt.is_duration(kind):
+        values = values.cast(pa.duration("us"), safe=False)
+    return _as_json(values[0].as_py()) if len(values) else None
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == int(value) else float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.isoformat() if isinstance(value, date | time) else value

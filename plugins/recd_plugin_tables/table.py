@@ -21,7 +21,9 @@ from recd_plugin_tables.kinds import (
     Leaf,
     feature_name,
     holds_nothing,
+    leaf_array,
     leaves,
+    list_parts,
     sort_of,
     type_of_sort,
 )
@@ -248,6 +250,30 @@ class Table(Dataset):
             if empty_is_null and one["value"] in ("text", "digits"):
                 one["empty_is_missing"] = True
         return found
+
+    def sample_request(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return JSON values of feature columns: those all candidates share, and one candidate's.
+
+        Each value is the first one of its column that is not missing.
+        """
+        from recd_plugin_tables.encoding import json_value
+
+        trained = self._trained or self
+        columns, source = trained.options.columns, trained._place.source
+        known = {leaf.name: leaf for leaf in leaves(source.schema, trained.options.explode)}
+        used = {name: known[name] for name, use in columns.items() if use.feature}
+        rows = next(iter(source.batches(sorted({leaf.path[0] for leaf in used.values()}))))
+        shared: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for name, leaf in used.items():
+            column = rows[leaf.path[0]]
+            values = leaf_array(list_parts(column)[1] if leaf.exploded else column, leaf)
+            grouped = {"session", "request", "time", "ids"} & set(columns[name].roles)
+            of_candidate = leaf.exploded if trained.options.explode else not grouped
+            (own if of_candidate else shared)[name] = json_value(values.drop_null()[:1])
+        for name, history in trained.options.histories.items():
+            shared[name] = [({**shared, **own})[history.of]]
+        return shared, own
 
     @property
     def widths(self) -> dict[str, int]:

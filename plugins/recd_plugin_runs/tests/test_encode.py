@@ -136,6 +136,25 @@ def test_encoded_rows_have_the_scores_of_predict(folder: Path) -> None:
     assert program(*inputs.tensors()).tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_sample_request_can_be_scored(folder: Path) -> None:
+    table = folder / "train.parquet"
+    recd(folder, "export", "r.yaml", "-o", "whole")
+    table.rename(folder / "away.parquet")
+    try:
+        recd(folder, "export", "r.yaml", "-o", "without_table")
+    finally:
+        (folder / "away.parquet").rename(table)
+    for name in ("whole", "without_table"):
+        sent = json.loads((folder / name / "sample_request.json").read_text())
+        (candidate,) = sent["candidates"]
+        assert {"seen", "tags", "numbers"} <= set(sent["request"])
+        assert None not in candidate.values()
+        inputs = Encoder(folder / name).encode(sent["candidates"], sent["request"])
+        program = torch.export.load(folder / name / "model.pt2").module()
+        assert 0 < program(*inputs.tensors()).item() < 1
+        assert (candidate["geo.zip"] in ("01", "1")) == (name == "whole")
+
+
 WRONG = [
     ({"city": 3}, "row 1: column 'city' is 3. Ids of this column are text."),
     ({"seen": "a b"}, "column 'seen' is 'a b'. This column needs a list"),

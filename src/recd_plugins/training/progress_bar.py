@@ -6,9 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
 from recd_plugins.data.stalls import Stalls
@@ -85,15 +86,17 @@ class ProgressLine:
         loss, waiting = self._loss.item(), self._waiting()
         speed = self._samples / each if each and self._samples is not None else None
         left = max(0, self._total - self._done) * each if each else None
+        if self._bar is not None:
+            live = [f"loss={loss:.4f}"] + ([] if speed is None else [f"{speed:,.0f} rows/s"])
+            live += [] if left is None else [f"eta {timedelta(seconds=round(left))}"]
+            self._bar.update(self._bar.task_ids[0], said=" ".join(live))
+            return
         words = [f"loss={loss:.6g}"]
         words += [] if speed is None else [f"samples_per_second={speed:.0f}"]
         words += [] if left is None else [f"eta_seconds={left:.0f}"]
         words += [] if waiting is None else [f"waiting={waiting.share:.3f}"]
         said = " ".join(words)
-        if self._bar is None:
-            click.echo(f"{self._name}: step={self._done} of={self._total} {said}", err=True)
-        else:
-            self._bar.update(self._bar.task_ids[0], said=said)
+        click.echo(f"{self._name}: step={self._done} of={self._total} {said}", err=True)
 
     def _now(self) -> float:
         return time.monotonic() - self._paused
@@ -128,7 +131,6 @@ def progress_bar(
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as bar:
         bar.add_task(name, total=total, completed=done, said="")
