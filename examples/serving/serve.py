@@ -49,7 +49,7 @@ class Scorer:
 
         # Requests are too small to benefit from several threads.
         torch.set_num_threads(1)
-        self._encoder = Encoder(folder)
+        self._encoder = Encoder(folder, strict=True)
         self._model = torch.export.load(folder / program).module()
 
     def score(self, body: bytes) -> list[float]:

@@ -10,6 +10,7 @@ It needs only Python, and torch for ``Inputs.tensors``:
 from __future__ import annotations
 
 import datetime
+import difflib
 import json
 import math
 import re
@@ -33,6 +34,7 @@ _FORMATS = {
     "YYYYMMDDHHMM": "%Y%m%d%H%M",
     "YYYYMMDDHHMMSS": "%Y%m%d%H%M%S",
 }
+_TIME = "a time, such as 2024-05-01 10:00:00"
 _HOUR, _DAY = 3_600 * 10**6, 86_400 * 10**6  # microseconds
 _LATEST_SECOND = 10**11
 _ABSENT = object()
@@ -65,11 +67,16 @@ class Encoder:
 
     Args:
         folder: output folder of ``recd export``.
+        strict: reject every unknown column with a name that is similar to a known column. By
+            default, such a column is rejected only if the known column is missing.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, strict: bool = False) -> None:
         text = Path(folder, "signature.json").read_text(encoding="utf-8")
         self._features: list[dict[str, Any]] = json.loads(text)["features"]
+        columns = [one["column"] for one in self._features]
+        self._known = {*columns, *(name.partition(".")[0] for name in columns)}
+        self._strict = strict
 
     def encode(self, rows: Sequence[Row], shared: Row | None = None) -> Inputs:
         """Encode rows, such as the candidates of a request.
@@ -80,7 +87,7 @@ class Encoder:
             shared: columns with the same value for all rows. Their ids are stored once.
 
         Raises:
-            ValueError: a column is missing or has a wrong value. The message names both.
+            ValueError: a column is missing, misspelt or has a wrong value. The message names it.
         """
         if not rows:
             raise ValueError("The list of rows is empty. Send at least one row.")
@@ -89,10 +96,15 @@ class Encoder:
             if not isinstance(row, Mapping):
                 name = f"Row {number - 1}" if number else "The value of shared columns"
                 raise ValueError(f"{name} is not an object. Send values keyed by column.")
+        for number, row in enumerate([shared, *rows]):
+            if not row.keys() <= self._known:
+                self._check_names(row, shared, f"row {number - 1}" if number else "shared")
         found = Inputs([[] for _ in rows], {}, {}, {})
         for one in self._features:
             column, values = one["column"], [_find(row, one["column"]) for row in rows]
             once = (value := _find(shared, column)) is not _ABSENT
+            if not once and one.get("optional"):
+                values = [None if each is _ABSENT else each for each in values]
             for number, each in enumerate(values):
                 if (each is _ABSENT) != once:
                     problem = "is missing. Add the column to the row or to shared."
@@ -112,6 +124,13 @@ class Encoder:
                 for number, dense in enumerate(found.dense):
                     dense += encoded[0 if once else number]
         return found
+
+    def _check_names(self, row: Row, shared: Row, where: str) -> None:
+        """Raise ValueError for a column that is probably a misspelt known column."""
+        known = self._known if self._strict else self._known - row.keys() - shared.keys()
+        for name in row.keys() - self._known:
+            if close := difflib.get_close_matches(str(name), known, n=1, cutoff=0.75):
+                raise ValueError(f"{where}: unknown column {name!r}. Did you mean {close[0]!r}?")
 
 
 def _find(row: Any, column: str) -> Any:
@@ -247,7 +266,7 @@ def _number(value: Any, _: Row) -> float:
 
 def _seconds(value: Any, one: Row) -> float:
     if isinstance(value, str):
-        value = datetime.time.fromisoformat(value)
+        value = _parsed(datetime.time.fromisoformat, value, "a time of day, such as 10:00:00")
     if isinstance(value, datetime.time):
         value = datetime.datetime.combine(datetime.date.min, value) - datetime.datetime.min
     return value.total_seconds() if isinstance(value, datetime.timedelta) else _number(value, one)
@@ -268,12 +287,21 @@ _NUMBER: dict[str, Callable[[Any, Row], float]] = {
 }
 
 
+def _parsed(parse: Callable[[str], Any], text: str, form: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"This column needs {form}.") from error
+
+
 def _microseconds(value: Any, unit: str) -> int:
     if isinstance(value, _REAL) and unit in _FORMATS:
         text = str(int(value))
-        if len(text) != len(unit):  # strptime also accepts 2024501
-            raise ValueError(f"This column needs a date in the form {unit}.")
-        value = datetime.datetime.strptime(text, _FORMATS[unit])
+        text *= len(text) == len(unit)  # strptime also accepts 2024501
+        form = _FORMATS[unit]
+        value = _parsed(
+            lambda text: datetime.datetime.strptime(text, form), text, f"a date in the form {unit}"
+        )
     elif isinstance(value, _REAL):
         per_second = _PER_SECOND[unit]
         if not abs(value) / per_second <= _LATEST_SECOND:
@@ -281,10 +309,10 @@ def _microseconds(value: Any, unit: str) -> int:
         is_int = value == int(value)
         return int(value) * 10**6 // per_second if is_int else round(value / per_second * 10**6)
     if isinstance(value, str):
-        value = datetime.datetime.fromisoformat(value)
+        value = _parsed(datetime.datetime.fromisoformat, value, _TIME)
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         value = datetime.datetime.combine(value, datetime.time())
     if not isinstance(value, datetime.datetime):
-        raise ValueError("This column needs a time, such as 2024-05-01 10:00:00.")
+        raise ValueError(f"This column needs {_TIME}.")
     epoch = datetime.datetime(1970, 1, 1, tzinfo=value.tzinfo and datetime.UTC)
     return (value - epoch) // datetime.timedelta(microseconds=1)

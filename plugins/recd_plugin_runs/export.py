@@ -367,6 +367,7 @@ _RULES = {
         "seconds": "a time of day or a duration in seconds",
     },
     "missing": "replaces a missing value: an id or number, empty (no id) or error",
+    "optional": "true if a missing value may be left out of the row",
     "empty_is_missing": "an empty text is a missing value, as in the CSV file of training",
     "infinite": "replaces a number that float32 cannot represent",
     "max_length": "only the last ids are used",

@@ -246,7 +246,10 @@ class Table(Dataset):
             path = str(trained.options.path).lower().removesuffix(".gz").removesuffix(".zst")
             empty_is_null = path.endswith((".csv", ".tsv"))
             empty_is_null |= trained.options.source.format in ("csv", "tsv")
+        with_gaps = trained._columns_with_gaps()
         for one in found:
+            if one["kind"] in ("id", "ids") and one["column"] in with_gaps:
+                one["optional"] = True
             if empty_is_null and one["value"] in ("text", "digits"):
                 one["empty_is_missing"] = True
         return found
@@ -274,6 +277,14 @@ class Table(Dataset):
         for name, history in trained.options.histories.items():
             shared[name] = [({**shared, **own})[history.of]]
         return shared, own
+
+    def _columns_with_gaps(self) -> set[str]:
+        """Return the columns with missing values in training; empty if the import is missing."""
+        try:
+            imported = self._place.find()
+        except RecdError:  # the table is missing
+            imported = None
+        return {*imported.note.empty, *imported.note.filled} if imported else set()
 
     @property
     def widths(self) -> dict[str, int]:

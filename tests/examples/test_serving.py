@@ -122,6 +122,7 @@ WRONG = {
     "null": (f'{{"request": {USER}, "candidates": [null]}}', 400, "Row 0 is not an object"),
     "request": (f'{{"request": [], "candidates": [{ITEM}]}}', 400, "not an object"),
     "missing": (f'{{"request": {{}}, "candidates": [{ITEM}]}}', 400, "'user' is missing"),
+    "misspelt": (ITEM[:-1] + ', "categry": [1]}', 400, "'categry'. Did you mean 'category'?"),
     "NaN": (ITEM.replace("0.5", "NaN"), 400, "NaN is not a JSON number"),
     "infinity": (ITEM.replace("0.5", "-Infinity"), 400, "-Infinity is not a JSON number"),
     "overflow": (ITEM.replace("0.5", "1e999"), 400, "needs a finite float32 number"),

@@ -165,7 +165,8 @@ WRONG = [
     ({"small": 10**400}, "too large"),
     ({"vector": [1.0]}, "needs a list of 2 numbers"),
     ({"stamp": 2024}, "needs a date in the form YYYYMMDDHH"),
-    ({"hour": "noon"}, "Invalid isoformat string"),
+    ({"stamp": 2024139900}, "needs a date in the form YYYYMMDDHH"),
+    ({"hour": "noon"}, "needs a time, such as 2024-05-01 10:00:00"),
 ]
 
 
@@ -182,9 +183,20 @@ def test_columns_are_sent_once(folder: Path) -> None:
     rows: list[Any] = rows_of(2, 2)
     with pytest.raises(ValueError, match="row 0: column 'user' is in the row and in shared"):
         encoder.encode(rows, {"user": "u1"})
-    del rows[1]["geo"]
-    with pytest.raises(ValueError, match=r"row 1: column 'geo\.zip' is missing"):
+    del rows[1]["geo"], rows[1]["flag"], rows[1]["small"]
+    with pytest.raises(ValueError, match="row 1: column 'small' is missing"):
         encoder.encode(rows)
+    rows[1]["small"] = 0.5
+    lengths = encoder.encode(rows).lengths  # these are null in some rows of the training table
+    assert (lengths["geo_zip"][1], lengths["flag"][1]) == (0, 0)
+    rows[1]["flga"] = True
+    with pytest.raises(ValueError, match=r"row 1: unknown column 'flga'\. Did you mean 'flag'\?"):
+        encoder.encode(rows)
+    del rows[1]["flga"]
+    rows[1]["smal"] = 0.5
+    encoder.encode(rows)
+    with pytest.raises(ValueError, match=r"row 1: unknown column 'smal'\. Did you mean 'small'\?"):
+        Encoder(folder / "exported", strict=True).encode(rows)
     rows[1] = None
     with pytest.raises(ValueError, match="Row 1 is not an object"):
         encoder.encode(rows)
