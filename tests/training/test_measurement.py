@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tests.sharded import CPU, bags, shard
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -202,6 +205,18 @@ def test_only_a_whole_segment_is_counted(segments, timed, counted):
         meter.ran_dry()
     assert len(meter.step_seconds()) == timed
     assert (meter.per_step() is not None) == counted
+
+
+def test_the_live_line_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = StringIO()
+    screen = Console(file=drawn, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(module, "error_console", lambda: screen)
+    with progress_bar(0, "plugins", 1000, 30_000, samples=64) as advance:
+        for step in range(2):
+            advance(torch.tensor(0.47412))
+            time.sleep(0.02 * step)
+    said = r"plugins ╸ {15,}1002/30000 loss=0\.4741 [\d,]+ rows/s eta \d:\d\d:\d\d"
+    assert re.search(said, drawn.getvalue())
 
 
 def test_lines_of_a_log_file(

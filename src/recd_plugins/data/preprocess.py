@@ -310,8 +310,8 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
                 kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
                 message = (
                     f"{entry.plugin.name!r} supports {' and '.join(_CALLED[k] for k in takes)}, "
-                    f"but {pattern!r} matches only {', '.join(map(repr, found))}: {kind}. Change "
-                    "the pattern"
+                    f"but {pattern!r} matches only {', '.join(map(repr, found))}: {kind}. Remove "
+                    "it from 'features', or change the role of the column"
                 )
                 where = str(registry.path), entry.line, f"{entry.field}.features"
                 problems.append(Problem(*where, message))
