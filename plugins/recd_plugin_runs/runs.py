@@ -222,10 +222,10 @@ def _print_columns(
     left = 0
     for name, cells in columns.items():
         lines = [line for cell in (f"run {name}", *cells) for line in cell.split("\n")]
-        needed = min(_WIDEST, max(map(len, lines))) + 1
+        needed = min(_WIDEST, max(map(len, lines))) + 2  # with the space between columns
         if left < needed or len(parts[-1]) == _MOST_RUNS:
             parts.append([])
-            left = width - min(width // 2, max(map(len, headings)) + 1)
+            left = width - min(width // 2, max(map(len, headings)) + 3)
         parts[-1].append(name)
         left -= needed
     for part in parts:

@@ -95,6 +95,7 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     shown = recd("runs", "runs/r")
     assert max(map(len, shown.splitlines())) <= 60
     assert all(f"run {number}" in shown for number in range(1, 6))
+    assert "training.learning_rate " in shown  # in one line
     assert recd("report", "runs/r/1", "runs/r/2").startswith("runs/r/report.html: runs/r/")
     recd("report", "runs/r/2", "runs/r/1")  # replaces its own page
     assert "no run has metric 'aux'. Did you mean 'auc'?" in refused(
@@ -102,6 +103,7 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     said = "runs/r/2 is a run folder. Use: recd run r.yaml --resume --run 2"
     assert said in refused("run", "runs/r/2", "--resume")
+    assert "runs/r is a folder of runs. Use: " in refused("run", "runs/r")
 
     Path("r.yaml").write_text(REGISTRY.replace("embedding_dim: 4", "embedding_dim: 16"))
     wrong = refused("evaluate", "r.yaml", "--run", "1")

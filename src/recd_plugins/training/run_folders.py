@@ -128,10 +128,13 @@ def runs_folder(registry: RunConfig) -> Path | None:
 
 
 def refuse_run_folder(given: Path) -> None:
-    """Raise RecdError if ``given``, which should be a registry file or table, is a run folder."""
-    if (given / SETTINGS).exists():
-        registry, run = os.path.relpath(read_settings(given).registry), given.resolve().name
-        raise RecdError(f"{given} is a run folder. Use: recd run {registry} --resume --run {run}")
+    """Raise RecdError if ``given``, which should be a registry file or table, has runs."""
+    for folder in (given, *runs_in(given)[-1:]):
+        if not (folder / SETTINGS).exists():
+            continue
+        registry, run = os.path.relpath(read_settings(folder).registry), folder.resolve().name
+        what = "run folder" if folder == given else "folder of runs"
+        raise RecdError(f"{given} is a {what}. Use: recd run {registry} --resume --run {run}")
 
 
 def settings_to_resume(registry: RunConfig, number: int | None) -> tuple[str, ...]:
