@@ -299,8 +299,9 @@ def _finite(
         if how == "error" and in_row.any():
             raise cells.wrong(
                 int(in_row.argmax()),
-                "Numeric features must be finite float32 values. Set on_nan: drop or zero for the "
-                "dataset, or option missing of the column to replace null and NaN.",
+                "Numeric features must be finite float32 values. Set option 'missing' of the "
+                "column to 'drop' or a number for null and NaN, or on_nan: drop or zero for "
+                "the dataset.",
             )
         if how == "drop":
             dropped |= in_row

@@ -488,6 +488,25 @@ def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
     assert columns["code"] == {"as": "number", "missing": float(np.round(np.nanmedian(ages), -2))}
 
 
+def test_a_column_changed_by_hand_is_told_at_once(tmp_path: Path) -> None:
+    ages = np.where(np.arange(3600) % 12, CODES, np.nan)
+    path = write(tmp_path / "t.parquet", {"code": ages, "size": CODES, "click": CODES % 2})
+    file, runner = tmp_path / "my.yaml", CliRunner()
+    assert runner.invoke(main, ["init", str(path), str(file)]).exit_code == 0
+    text = file.read_text()
+    assert "      code: id" in text
+    file.write_text(text.replace("      code: id", "      code: number"))
+    cache = f"dataset.options.cache={tmp_path}/imports"
+    done = runner.invoke(main, ["run", str(file), cache])
+    assert done.exit_code == 1
+    for told in (
+        "column 'code': the value is nan. Numeric features",
+        "preprocessing[0].features: 'tables.vocabulary' supports sparse features",
+        "model.tables.t_code: the feature is a number",
+    ):
+        assert told in done.output
+
+
 def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
     pytest.importorskip("recd_plugin_ranking")
     draw = np.random.default_rng(1)

@@ -22,6 +22,7 @@ from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.run_config import check_dataset
 from recd_plugins.data.loader import check_ingestion
 from recd_plugins.data.prepared import wrapped_dataset
+from recd_plugins.data.preprocess import feature_steps
 from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import (
     TopologySpec,
@@ -29,7 +30,7 @@ from recd_plugins.planning.topologies import (
     read_topology,
 )
 from recd_plugins.runtime.activity import doing
-from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.errors import DataError, RecdError, RegistryError, SetupError
 from recd_plugins.runtime.files import write_text
 from recd_plugins.runtime.launch import (
     backend_for,
@@ -251,7 +252,16 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
         with passed_on(()):  # no ranks yet: a signal stops the preparation cleanly
             check_dataset(registry)
             dataset = wrapped_dataset(registry)
-            dataset.prepare()
+            try:
+                dataset.prepare()
+            except DataError as error:
+                # A changed role of a column can also cause problems in other sections.
+                try:
+                    feature_steps(registry, dataset.schema())
+                except RegistryError as others:
+                    problem = registry.problem(("dataset",), str(error))
+                    raise RegistryError([problem, *others.problems]) from error
+                raise
             size = registry.training.batch_size
             for split in splits_of(registry):
                 # Evaluation also reads rows that do not fill a batch.
