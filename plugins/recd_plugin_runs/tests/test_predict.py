@@ -117,7 +117,7 @@ def test_the_data_of_the_training_need_not_be_there(
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
         found = pq.read_table(folder / f"{name}-elsewhere.parquet")["score"].to_numpy()
         assert np.abs(found - expected).max() <= 1e-6, name
-    names = [ENCODE, PROGRAM, "signature.json"]
+    names = [ENCODE, PROGRAM, "sample_request.json", "signature.json"]
     assert sorted(p.name for p in (folder / "exported elsewhere").iterdir()) == sorted(names)
 
 
