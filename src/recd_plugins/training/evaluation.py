@@ -384,7 +384,8 @@ class Validation:
         stale, patience = self.curve.stale, self._spec.patience
         return (
             f"There is nothing to train: training.validation.patience ({patience}) was reached at "
-            f"step {self._step}. To continue, set it to more than {stale}, or to null"
+            f"step {self._step}; the best step was {self.curve.best_step}. To continue, set it to "
+            f"more than {stale}, or to null"
         )
 
     def add(self, step: int, measured: Measured) -> bool:
@@ -432,7 +433,7 @@ class Validation:
             best = f"stopped early, after step {last}: {best}"
             if curve.best is not None:
                 best += f", with no improvement in the next {curve.stale} validations"
-        if curve.best_step in (None, last):
+        if curve.best is None:
             return best
         return (
             f"{best}. Test figures are those of step {curve.best_step}. They are optimistic, as "

@@ -473,7 +473,7 @@ class Trainer:
             return None
         validation = Validation(spec, self.progress.validation, self.progress.step)
         if validation.stops:
-            self._say(f"{validation}. {validation.advice}")
+            self._say(validation.advice)
         return validation
 
     def _curve(self) -> ValidationCurve | None:
