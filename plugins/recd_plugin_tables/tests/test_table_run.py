@@ -48,7 +48,7 @@ training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
         (
             "num_embeddings: 200",
             "num_embeddings: 150",
-            r"tables.vocabulary produces up to 200 ids of feature history, but the table has",
+            r"'tables.vocabulary' produces up to 200 ids of feature 'history', but the table has",
         ),
         (
             "features: [reader_id]",
