@@ -315,7 +315,7 @@ def test_a_table_without_rows_here_refuses_ids_and_sends_the_type_that_others_se
     nothing = here(no_ids)
     assert nothing.dtype == there(one_id).dtype == dtype.as_dtype()
     nothing.sum().backward()
-    with pytest.raises(DataError, match=r"table 't0': feature 'f0' has the id 3, .* holds no rows"):
+    with pytest.raises(DataError, match=r"table 't0': feature 'f0' has the id 3, .* has no rows"):
         here(one_id)
 
 

@@ -45,7 +45,7 @@ def test_requests_become_a_registry_with_a_row_for_each_news(
 
     result = CliRunner().invoke(main, ["init", "train.parquet", "mind.yaml"])
     assert result.exit_code == 0, result.output
-    assert "Each list element of shown becomes a row" in result.output
+    assert "Each list element of 'shown' becomes a row" in result.output
     text = Path("mind.yaml").read_text()
     assert "explode: [shown]" in text
     assert '"shown.click": label' in text or "shown.click: label" in text

@@ -106,5 +106,5 @@ def test_movielens_100k_is_learned(tmp_path, movielens):
 
 
 def test_without_the_file_it_says_where_to_get_it(registry):
-    with pytest.raises(DataError, match=r"data/ml-100k.inter: no such file.*grouplens"):
+    with pytest.raises(DataError, match=r"data/ml-100k.inter: the file does not exist.*grouplens"):
         registry.dataset.prepare()

@@ -207,7 +207,7 @@ def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
     for other, message in (
         (reader(window=24), "'window' is 6, but .* 5"),
         (reader(sessions=True), "'sessions' is True, but .* False"),
-        (reader(13), r"hot_rows is .* Set rows or share"),
+        (reader(13), r"'hot_rows' is .* Restore the previous options"),
     ):
         with pytest.raises(DataError, match=message):
             other.load_state_dict(state)

@@ -83,7 +83,7 @@ def test_caches_that_make_no_sample_hot_are_refused_with_the_line(registry: Path
         YAML().dump(document, stream)
     (refused,) = run_on_ranks(train_each, 1, [Job(registry)])[0]
     assert isinstance(refused, str)
-    assert re.search(r"r\.yaml:\d+ dataset\.wrap\[0\]: .*t_item_0 \(lru\)", refused), refused
+    assert re.search(r"r\.yaml:\d+ dataset\.wrap\[0\]: .*'t_item_0' \(lru\)", refused), refused
 
 
 def test_both_sides_and_workers_train_on_the_same_batches(registry: Path) -> None:

@@ -352,7 +352,7 @@ def test_files_that_are_not_one_table_are_told(tmp_path):
     (tmp_path / "b.parquet").unlink()
     (tmp_path / "notes.csv").write_text("a\n1\n")
     with pytest.raises(
-        DataError, match=r"different formats: parquet .*, csv .*. Set source.format"
+        DataError, match=r"different formats: 'parquet' .*, 'csv' .*. Set source.format"
     ):
         read(tmp_path)
     assert len(read(tmp_path, format="parquet")) == len(ROWS)

@@ -32,7 +32,7 @@ from torchrec.modules.mc_embedding_modules import (
 from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.compat.mean_pooling import with_inverse_indices_of
+from recd_plugins.compat.mean_pooling import RowWiseDivisor, with_inverse_indices_of
 from recd_plugins.sharding.batch_form import num_rows, with_an_empty_row
 from recd_plugins.sparse.index_select import jagged_index_select
 
@@ -174,6 +174,10 @@ def mend_managed_collision(
             ctx.no_rows, features = True, with_an_empty_row(features)
         if features.variable_stride_per_key():
             features = with_inverse_indices_of(features, order)
+        # TorchRec calls the output dist of the embedding module, but not its input dist.
+        divisor: RowWiseDivisor | None = getattr(sharded._embedding_module, "divisor", None)
+        if divisor is not None:
+            ctx.divisor = divisor(features)
         return input_dist(ctx, features)
 
     sharded.input_dist = aligned

@@ -166,9 +166,9 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in plan.values())
         configs = module.embedding_bag_configs()
         self._layout: BagLayout | None = None
-        self._divisor: RowWiseDivisor | None = None
+        self.divisor: RowWiseDivisor | None = None
         if self._groups is None:
-            self._divisor = divide_row_wise_tables_only(self, configs, plan)
+            self.divisor = divide_row_wise_tables_only(self, configs, plan)
         else:
             self._layout = BagLayout(self, configs, plan, self._groups)
             self._has_mean_pooling_callback = False  # BagLayout divides
@@ -207,8 +207,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
                 )
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(features, self._groups)
-        if self._divisor is not None:
-            ctx.divisor = self._divisor(features)
+        if self.divisor is not None:
+            ctx.divisor = self.divisor(features)
         return self.distribute(ctx, features)
 
     def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -266,8 +266,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
-        if self._divisor is not None:
-            rows.callbacks.append(partial(self._divisor.divide, divisor=ctx.divisor))
+        if self.divisor is not None:
+            rows.callbacks.append(partial(self.divisor.divide, divisor=ctx.divisor))
         if getattr(ctx, "no_rows", False):  # the context may belong to a module that wraps this one
             rows.callbacks.append(pooled_without_rows)
         return rows

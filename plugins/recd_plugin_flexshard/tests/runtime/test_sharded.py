@@ -320,7 +320,7 @@ class Attempt(NamedTuple):
 
 REFUSED = [
     Attempt("plan uses 'table_wise'", sharding="table_wise"),
-    Attempt("plan uses data_parallel", sharding="data_parallel"),
+    Attempt("plan uses 'data_parallel'", sharding="data_parallel"),
     Attempt("kernel dense", sharding="dense"),
     Attempt("feature 'f': tables 't' and 'u' of one", tables=(table(), table("u"))),
     Attempt("only FP32", tables=(table(data_type=DataType.FP16),)),
