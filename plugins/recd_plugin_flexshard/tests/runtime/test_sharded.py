@@ -321,7 +321,7 @@ class Attempt(NamedTuple):
 REFUSED = [
     Attempt("plan uses 'table_wise'", sharding="table_wise"),
     Attempt("plan uses 'data_parallel'", sharding="data_parallel"),
-    Attempt("kernel dense", sharding="dense"),
+    Attempt("kernel 'dense'", sharding="dense"),
     Attempt("feature 'f': tables 't' and 'u' of one", tables=(table(), table("u"))),
     Attempt("only FP32", tables=(table(data_type=DataType.FP16),)),
     Attempt("row 9 has to be copied", tiers={"t": RowTiers([], [9])}),
