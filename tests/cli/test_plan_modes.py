@@ -110,8 +110,14 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('"--replicas"', '"--json"'), "Replicas adds --json, which recd plan itself already has"),
-        (('"--copies"', '"--copies", "topology"'), "Replicas adds topology, which recd plan "),
+        (
+            ('"--replicas"', '"--json"'),
+            "Replicas adds option '--json', which recd plan itself already has",
+        ),
+        (
+            ('"--copies"', '"--copies", "topology"'),
+            "Replicas adds option 'topology', which recd plan ",
+        ),
         (('"--replicas"', '"--tiers"'), "which recd_plugin_flexshard.commands"),
         (("[Replicas]", "Replicas"), "register_plans failed: TypeError"),
     ],

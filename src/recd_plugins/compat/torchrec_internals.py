@@ -83,7 +83,7 @@ _NAMES: dict[str, str] = {
         "_feature_processors _embedding_bag_collection"
     ),
     "torchrec.modules.mc_embedding_modules:BaseManagedCollisionEmbeddingCollection": (
-        "_managed_collision_collection _return_remapped_features"
+        "_embedding_module _managed_collision_collection _return_remapped_features"
     ),
     "torchrec.modules.mc_modules:ManagedCollisionCollection": "_managed_collision_modules",
     "torchrec.optim.keyed:OptimizerWrapper": "_optimizer",
