@@ -83,13 +83,7 @@ def rank_command(
     from recd_plugin_ranking.full_ranking import VECTORS, Rules, rank
 
     imports.silence_upstream()
-    model = run_folders.find_trained(
-        trained,
-        run=run_number,
-        checkpoint=checkpoint,
-        settings=settings,
-        plugins_dir=plugins_dir,
-    )
+    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
     registry, chosen = model.registry, model.checkpoint
     if vectors_to is not None:
         for file in (vectors_to / name for name in VECTORS):

@@ -77,13 +77,7 @@ def evaluate(
     recd evaluate registry.yaml --by campaign --by hour --baseline
     """
     on_terminal = json_path == Path("-")
-    model = run_folders.find_trained(
-        trained,
-        run=run_number,
-        checkpoint=checkpoint,
-        settings=settings,
-        plugins_dir=plugins_dir,
-    )
+    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
     read, chosen = model.registry, model.checkpoint
     if "test" not in read.dataset.splits():
         raise RecdError(
@@ -189,13 +183,7 @@ def predict(
                 f"--keep {name}: the score file already has column {name!r}. Remove this --keep "
                 "option."
             )
-    model = run_folders.find_trained(
-        trained,
-        run=run_number,
-        checkpoint=checkpoint,
-        settings=settings,
-        plugins_dir=plugins_dir,
-    )
+    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
     # Check all options before importing torch, which takes seconds.
     from recd_plugin_runs.kept_columns import check_kept
 
@@ -286,13 +274,7 @@ def export(
     recd export registry.yaml -o exported
     recd export registry.yaml -o exported --int8 --checkpoint newest
     """
-    model = run_folders.find_trained(
-        trained,
-        run=run_number,
-        checkpoint=checkpoint,
-        settings=settings,
-        plugins_dir=plugins_dir,
-    )
+    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
     read, chosen = model.registry, model.checkpoint
     if not force and any((output / name).exists() for name in _FILES):
         raise RecdError(
@@ -353,13 +335,7 @@ def embeddings(
     """
     if output.suffix.lower() != ".parquet":
         raise RecdError(f"{output}: the output is Parquet. Use a name that ends in .parquet.")
-    model = run_folders.find_trained(
-        trained,
-        run=run_number,
-        checkpoint=checkpoint,
-        settings=settings,
-        plugins_dir=plugins_dir,
-    )
+    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
     read, chosen = model.registry, model.checkpoint
     cli_options.check_apart(output, read, chosen)
     cli_options.check_output(output, force, "id", "vector")

@@ -93,7 +93,6 @@ _NAMES: dict[str, str] = {
     ),
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",
     "torch": "_C _foreach_add",
-    "torch.library:Library": "_destroy",
     "torch._C": "_current_autograd_node _current_graph_task_id _autograd _distributed_c10d",
     "torch._C._distributed_c10d:Backend.Options": "_timeout",
     "torch._ops:OpOverload": "_schema",

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 __all__ = ["attention_kernel"]
 
@@ -19,13 +19,13 @@ def attention_kernel() -> Iterator[None]:
     Supports ``cu_seqlens`` without bias, mask and dropout. Raises ValueError for rows that are
     longer than ``max_seqlen``, which CUDA would cut off, and for heads that CUDA cannot load.
     """
-    library: Any = torch.library.Library("aten", "IMPL", "CPU")  # type: ignore[no-untyped-call]
+    kernels: Any = library.Library("aten", "IMPL", "CPU")  # type: ignore[no-untyped-call]
     try:
-        library.impl("_efficient_attention_forward", _forward)
-        library.impl("_efficient_attention_backward", _backward)
+        kernels.impl("_efficient_attention_forward", _forward)
+        kernels.impl("_efficient_attention_backward", _backward)
         yield
     finally:
-        library._destroy()
+        del kernels  # torch removes the kernels with the object
 
 
 def _forward(

@@ -413,6 +413,7 @@ def _to_host_kernel(arguments: dict[str, Any]) -> list[Tensor]:
     """Replace the arguments of FBGEMM's CUDA lookup by those of its CPU lookup."""
     on_device, managed, *layout = arguments["weights"][:4]
     if on_device.numel() and managed.numel():
+        # FBGEMM's CPU lookup has one weight tensor, so it cannot stand in for such a CUDA lookup.
         raise NotImplementedError("fake_cuda: one lookup has tables on the device and in UVM.")
     weights = (on_device if on_device.numel() else managed).detach().requires_grad_()
     arguments["weights"] = [weights, *layout]

@@ -215,7 +215,6 @@ class TrainedModel:
 
 def find_trained(
     given: Path,
-    *,
     run: int | None = None,
     checkpoint: str | None = None,
     settings: Sequence[str] = (),
