@@ -91,7 +91,7 @@ def test_two_towers_find_films_of_the_users_kind(
     assert figures["recall_at_10"] == pytest.approx((places <= 10).mean())
     result = CliRunner().invoke(main, ["rank", "registry.yaml", "--item", "history_seen"])
     assert result.exit_code == 1
-    assert "ranks items of item_id" in result.output
+    assert "ranks the ids of feature 'item_id' only" in result.output
     result = CliRunner().invoke(main, ["rank", "registry.yaml", "--user", "user"])
     assert result.exit_code == 1
     assert "the dataset has no sparse feature 'user'" in result.output

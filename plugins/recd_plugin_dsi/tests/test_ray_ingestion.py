@@ -57,7 +57,7 @@ def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
     assert sorted(seen[0] + seen[1]) == list(range(ROWS))
     for rank, rows in seen.items():
         assert rows == numbers(build_dataloader(registry(None), rank, 2)), "the order, too"
-    assert "a reader died" in capfd.readouterr().err
+    assert "a reader process died" in capfd.readouterr().err
 
 
 def test_a_block_that_kills_its_readers_is_an_error(ray_address):

@@ -371,7 +371,9 @@ def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [field for field in {**before, **now} if before.get(field) != now.get(field)]
+    """Return the fields that differ; last the table sizes, which follow from other settings."""
+    found = [field for field in {**before, **now} if before.get(field) != now.get(field)]
+    return sorted(found, key=lambda field: field.startswith("model.tables."))
 
 
 def _unknown_before(field: str, before: Iterable[str]) -> bool:

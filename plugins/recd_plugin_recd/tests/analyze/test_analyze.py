@@ -108,7 +108,10 @@ def test_the_converter_section_is_what_the_plugins_take(clustered, tmp_path):
     )  # fmt: skip
     assert [each.form for each in report.features] == ["exact", "plain", "partial"]
     section = YAML(typ="safe").load(report.converter)["converter"]
-    assert section == {"use": "recd.partial_ikjt", "options": {"features": ["moves"]}}
+    assert section == {
+        "use": "recd.partial_ikjt",
+        "options": {"groups": "auto", "features": ["moves"]},
+    }
     entry = YAML(typ="safe").load(clustered.converter)["converter"]
     cls = PluginManager().plugins["converter"][entry["use"]].cls
     cls.Options.model_validate(entry["options"])

@@ -40,7 +40,7 @@ def kill_at(owner, name):
     setattr(owner, name, counted)
 
 if event != "none":
-    owners = {"table_writer": sort, "write_note": job, "publish": folders.WorkFolder}
+    owners = {"table_writer": sort, "write_note": job.file_utils, "publish": folders.WorkFolder}
     kill_at(owners[event], event)
 options = job.ClusterOptions(Path("src"), Path("dst"))
 job.cluster(options, force=True, say=lambda line: print(line))
