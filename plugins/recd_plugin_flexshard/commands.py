@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTiers:
-    """A prepared model, and the rows to copy for each sharding entry, keyed by ``sharding[N]``."""
+    """A prepared model, and a TierPlan (rows to copy) per sharding entry, keyed ``sharding[N]``."""
 
     candidate: study.ShardableModel
     plans: Mapping[str, TierPlan]

@@ -440,10 +440,10 @@ class TableDemand:
         return self.accesses(self.num_embeddings)
 
     def independent_rows(self, batch_size: int) -> float:
-        """Return the batch size at which independent accesses read as many ids as measured.
+        """Return the batch size at which independent accesses would read ``n`` distinct ids.
 
-        Real accesses repeat rows more often than independent accesses, so the result is smaller
-        than ``batch_size``.
+        ``n`` is the measured number of distinct ids in ``batch_size`` samples. Real accesses repeat
+        more often, so the result is smaller than ``batch_size``.
         """
         counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
         if counted <= 0:
@@ -459,7 +459,7 @@ class TableDemand:
         return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the ids at positions ``start`` to ``stop``, if sorted by accesses, most first."""
+        """Sort the ids by accesses, most accessed first, and return ids ``[start:stop]``."""
         if self.rows is None:
             return np.arange(start, stop, dtype=np.int64)
         known = len(self.rows)

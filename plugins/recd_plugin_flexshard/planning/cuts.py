@@ -126,7 +126,7 @@ class Ranking:
         return bins, num_rows - (int(self._ends[bins - 1]) if bins else 0)
 
     def key(self, row: int) -> float:
-        """Return how often the row at index ``row`` of the ranking is sent; 0 past the last row."""
+        """Return the mean sends per batch of the row at index ``row``; 0 past the end."""
         bins, _ = self._place(row)
         return float(self.keys[bins]) if bins < len(self.keys) else 0.0
 
@@ -175,7 +175,7 @@ class Ranking:
 def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floats]) -> float:
     """Estimate the mean number of accesses to a row by a batch that accesses the row.
 
-    Uses the measured numbers of distinct ids per batch. Returns 1 if no table has them.
+    Uses measured distinct ids per batch, or returns 1. ``keys``: sends per batch of each row.
     """
     known = [
         (table, w, table.bins()[1])
@@ -341,9 +341,9 @@ class CutModel:
         return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
     def hot_in_memory(self, under: float) -> Prefix:
-        """Return the rows for which a copy on every rank needs less than ``under`` bytes of memory.
+        """Return the rows whose copies on every rank need less than ``under`` bytes per scalar.
 
-        Bytes are per row and embedding dimension, minus the activation memory that a copy saves.
+        Counts the memory of the copies minus the activation memory that they save.
         """
         saved = self.costs.saved * self.ranking.keys
         return self.ranking.while_true(saved > self.costs.hot_static - under)
@@ -411,18 +411,18 @@ class CutModel:
     def two_tier(self) -> Cuts:
         """Return the best number of rows to copy to every rank, with no rows copied to nodes.
 
-        With the default options, this is FlexShard's memory-neutral plan, the largest K with
-        ``K (M - a) <= c B cum_p(K)``.
+        With the default options, this is the memory-neutral plan of the FlexShard paper, in its
+        symbols: the largest K with ``K (M - a) <= c B cum_p(K)``.
         """
         hot = [_clip(each.hot_in_time(), self.hot_that_fit) for each in self.with_each_syncs]
         return self.best(Cuts(each, each) for each in hot)
 
     def three_tier(self) -> Cuts:
-        """Copy rows to every rank if that saves memory, then as many rows to every node as fit.
+        """Return the hot rows whose copies save memory, and as many flex rows as also fit.
 
-        With the default options, this is FlexShard's memory-neutral plan with
-        ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` rows copied to nodes. Rows whose copies save no
-        time are not copied to nodes.
+        With the default options, this is the memory-neutral plan of the FlexShard paper, in its
+        symbols: ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` rows are copied to nodes. Excludes rows
+        whose copies save no time.
         """
         hot = _clip(self.hot_in_memory(self.costs.flex_static), self.hot_that_fit)
         return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
@@ -504,9 +504,9 @@ def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
 
 
 def _sent(start: Prefix, stop: Prefix) -> float:
-    """Return the scalars that are sent in a batch for the rows from ``start`` to ``stop``.
+    """Return the embedding scalars sent per batch for rows of ``stop`` that ``start`` lacks.
 
-    Returns 0 for differences within rounding.
+    Returns 0 if the difference is only a rounding error.
     """
     sent = stop.sent - start.sent
     return sent if sent > _ROUNDING * stop.sent else 0.0

@@ -278,7 +278,7 @@ class DrawnBatches:
             yield StepLookups(counts, LENGTH_BYTES * lists)
 
     def _rates(self, routes: list[TableRoute], plain: bool) -> list[Floats]:
-        """Return the mean rows sent in a batch for each table, as in ``TableRoute.counts``."""
+        """Return the mean rows sent per batch for each table, shaped like ``TableRoute.counts``."""
         found = []
         for route, demand in zip(routes, self._demands, strict=True):
             coalesced, factor = route.coalesced, 1.0 if plain else demand.dedupe_factor

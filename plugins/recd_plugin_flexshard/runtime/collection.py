@@ -66,7 +66,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         tiers: rows to copy, keyed by table name. Tables without an entry have no row copies.
         retier_every: number of steps after which the most frequent rows of recent lookups become
             the rows to copy. The number of rows stays the same. None keeps the rows.
-        sparse: whether ``hot`` and ``flex`` copies exchange gradients only for looked-up rows.
+        sparse: ``hot``, ``flex`` or both, whose copies exchange only gradients of looked-up rows.
 
     Raises:
         SetupError: a row number is too large, a table with copies shares a feature with another
@@ -153,13 +153,13 @@ def with_tiers(
     retier_every: int | None,
     sparse: Collection[CopyTier] = (),
 ) -> nn.Module:
-    """Replace each EmbeddingCollection that has a table in ``tiers``, and return the model.
+    """Replace EmbeddingCollections in ``model`` by TieredEmbeddingCollections. Return the model.
 
-    Module paths and parameters stay the same. If a collection was already replaced, its earlier
-    tiers are kept.
+    Replaces collections that have a table in ``tiers``. Tiers from an earlier call stay for tables
+    that are not in ``tiers``. ``retier_every`` and ``sparse`` apply to all replaced collections.
 
     Raises:
-        SetupError: tables of one collection have different ``retier_every``.
+        SetupError: an earlier call set another ``retier_every`` for the same collection.
     """
     tiered = {
         module: _tiered(path, module, tiers, retier_every, sparse)

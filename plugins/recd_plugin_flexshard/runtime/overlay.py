@@ -169,7 +169,7 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Set the numbers of the copied rows. Their total number must stay the same."""
+        """Set the int64 row numbers of the copied rows, keyed by table. Keep their total number."""
         self.rows: Mapping[str, Tensor] = rows
         self._updates = self._parts({table: len(of_table) for table, of_table in rows.items()})
 
@@ -317,7 +317,7 @@ class Overlay:
         self.num_updates += 1
 
     def _touched_parts(self, touched: Routes) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """Return each update rule with its touched positions and their slice of the rows."""
+        """Return each update rule, its part of ``touched.rows``, and the slice of this part."""
         slices = [slice(*pair) for pair in pairwise([0, *touched.ends])]
         rules = [rule for rule, _ in self._updates]
         return [(rule, touched.rows[s], s) for rule, s in zip(rules, slices, strict=True)]

@@ -44,7 +44,7 @@ class Places:
         self._starts = (sizes.cumsum(0) - sizes).int().to(device)
 
     def find(self, keys: Tensor) -> Tensor:
-        """Return the index of each key in the hash table's list, int64; -1 if it is missing."""
+        """Return the index of each key in the constructor's ``keys``, int64; -1 if missing."""
         at = self._starts.index_select(0, self._bucket(keys))
         for _ in range(self._most - 1):
             at = at + (self._keys.index_select(0, at) != keys)

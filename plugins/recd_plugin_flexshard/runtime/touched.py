@@ -55,8 +55,8 @@ class Codec:
                 raise SetupError(
                     f"flexshard: embedding_dim is {embedding_dim}, but the codec of "
                     f"{CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name} ({codec.quantized_dtype}) "
-                    f"quantizes blocks of {context.row_dim} scalars. Use fp32, fp16 or bf16, or "
-                    "set training.wire."
+                    f"quantizes blocks of {context.row_dim} scalars. Use a codec for fp32, fp16 or "
+                    "bf16, or set training.wire."
                 )
             self._widths = embedding_dim, codec.calc_quantized_size(embedding_dim, context)
 
@@ -173,7 +173,7 @@ class TouchedRows:
 
     @cached_property
     def routes(self) -> Routes:
-        """The routes of all rows. The first access waits twice for the device."""
+        """The communication plan of this sync. The first access waits twice for the device."""
         self._work.wait()
         rank, size = self._group.rank(), self._group.size()
         packed = self._all.view(size, -1, 1)
