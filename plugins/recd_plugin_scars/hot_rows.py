@@ -1,8 +1,7 @@
 """Finds hot samples (samples that look up only cached rows), and groups them into batches.
 
-A window is a number of consecutive batches. All ranks fill its steps with hot batches in the same,
-evenly spread order. So hot and normal batches alternate, and as many steps as possible have hot
-batches on all ranks.
+Hot batches are spread evenly over a window of consecutive steps. All ranks assign them to steps in
+the same order, so that as many steps as possible have hot batches on all ranks.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[NDArray[np.int64]
 
 
 def whole_sessions(hot: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether ``hot`` is True for all rows of a row's session, bool ``[num_rows]``.
+    """Return for each row whether ``hot`` is True for all rows of its session, ``[num_rows]``.
 
     ``starts`` are the indices of the first row of each session.
     """

@@ -41,10 +41,10 @@ class _Window:
 class WindowReader(Reader):
     """Reader that reorders the rows of another reader within windows of consecutive batches.
 
-    A checkpoint contains the start of the window, the number of ranks, and the number of batches
-    that all ranks have read of the window. So training can resume with a different number of ranks.
-    Batches are then read in the same global order: the first batch of every rank's window, then
-    the second batch of every rank's window, and so on.
+    A checkpoint contains the start of the window, the number of ranks, and the total number of
+    batches that the ranks have read from the window. So training can resume with a different number
+    of ranks. Batches are then read in the same global order: the first batch of every rank's
+    window, then the second batch of every rank's window, and so on.
 
     Args:
         open_inner: function that opens the other reader for a rank and a world size.
@@ -177,8 +177,8 @@ class WindowReader(Reader):
     ) -> list[State]:
         """Return the reader state after each step of a window.
 
-        ``firsts`` are the numbers of batches read by all ranks before each step. ``end`` is the
-        start of the next window.
+        ``firsts`` is the total number of batches that the ranks read before each step. ``end`` is
+        the inner reader's state at the start of the next window.
         """
         identity = self._identity() if len(firsts) else {}
         positions = [
@@ -211,7 +211,7 @@ class WindowReader(Reader):
 
 @dataclass(frozen=True)
 class _Rest:
-    """The unread batches of a partly read window, after all ranks have read ``taken`` batches.
+    """The unread batches of a window, after the ranks have read ``taken`` batches in total.
 
     ``start`` and ``end`` are the states of the inner reader before and after the window.
     """

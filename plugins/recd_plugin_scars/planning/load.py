@@ -102,7 +102,7 @@ class TableLoad:
 
 
 def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the start of each segment of non-increasing ``reads``, and the end of the last."""
+    """Divide non-increasing ``reads`` into segments of similar reads. Return ``Segments.ends``."""
     if len(reads) <= _APART:
         return np.arange(len(reads) + 1)
     further = reads[_APART:]

@@ -60,9 +60,9 @@ class Optimum:
 class RowOrder:
     """The rows of several tables, sorted by the traffic saved per byte of cache, largest first.
 
-    A cached row saves its bytes times u, the probability that a batch reads the row. Thus a byte of
-    cache saves u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the
-    same for all batch sizes b. The first ``place`` rows of this order are cached.
+    A byte of cache saves u, the probability that a batch of b samples reads the row. With l lookups
+    per sample that read the row with probability P, ``u = 1 - exp(b * l * log(1 - P))``, so the
+    order is the same for all b. The first ``place`` rows of this order are cached.
     """
 
     def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:

@@ -169,7 +169,7 @@ def _costs(spec: topologies.TopologySpec) -> StepCosts:
 
 
 def _bytes(tables: Sequence[CachedTable]) -> dict[str, float]:
-    """Return the bytes per step without cache, with coalescing, and with cache, over ``tables``."""
+    """Return bytes per step without cache, with each row moved once, and with cache, in a dict."""
     return {
         "plain": sum(table.traffic.plain_bytes for table in tables),
         "coalesced": sum(table.traffic.coalesced_bytes for table in tables),
@@ -242,7 +242,7 @@ def render(report: CachePlanReport) -> RenderableType:
 
 
 def _add(caches: Table, moved: Table, name: str, tables: Sequence[CachedTable]) -> None:
-    """Add a line about ``tables`` to the report's tables of caches and of moved bytes."""
+    """Add a row on the embedding tables ``tables`` to the printed tables ``caches``, ``moved``."""
     rows = sum(table.load.num_embeddings for table in tables)
     cached = sum(table.cached for table in tables)
     lookups = sum(table.traffic.lookups for table in tables)
