@@ -334,7 +334,7 @@ class InteractionLog:
         return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
-        """Return training rows of the events at ``places``, with the columns of ``SCHEMA``."""
+        """Return training rows (``SCHEMA``) of events by their index, sorted by user and time."""
         anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
@@ -367,7 +367,7 @@ class InteractionLog:
         return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_with_keys(self, places: Int64s) -> pa.RecordBatch:
-        """Return ``rows`` and two columns: the session number, and the time in microseconds."""
+        """Return the result of ``rows`` plus the columns session number and time (microseconds)."""
         rows = self.rows(places)
         keys = {
             SESSION: self.session_starts[places],
@@ -381,7 +381,7 @@ class InteractionLog:
     def _item_counts(
         self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s]:
-        """Return how often each event's item was viewed and liked before, int64 ``[n]``."""
+        """Return how often each event's item was viewed, and liked, earlier: two int64 ``[n]``."""
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
         counts = []
@@ -395,7 +395,7 @@ class InteractionLog:
         return counts[0], counts[1]
 
     def _last(self, items: Int64s, starts: Int64s, stops: Int64s) -> pa.ListArray:
-        """Return the last items of ``items[start:stop]`` for each row, as a list column."""
+        """Return the last ``history`` items of ``items[start:stop]`` per row, as a list column."""
         starts = np.maximum(starts, stops - self._history)
         offsets = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(stops - starts, out=offsets[1:])

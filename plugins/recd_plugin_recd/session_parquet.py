@@ -184,7 +184,7 @@ class SessionParquet(Dataset):
         return SessionKeys(*self._own_keys) if len(self.keys()) == 2 else None
 
     def keys(self) -> dict[str, str]:
-        """Return the existing session and time columns for prediction files, without renaming."""
+        """Return session and time columns to copy to prediction files, as ``{name: name}``."""
         return {name: name for name in self._own_keys if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:

@@ -314,7 +314,7 @@ class SessionCounts:
 
 
 class SessionSample:
-    """Collects all rows of a random sample of sessions: those with the lowest hashes.
+    """Collects all rows of the sessions with the lowest hashes, a random sample of sessions.
 
     The rows take at most ``max_bytes``.
     """

@@ -87,7 +87,7 @@ class ClusterOptions:
 
 @dataclass
 class Range:
-    """The rows between two cuts, unsorted in a temporary file.
+    """A temporary file with the rows whose sort keys are between two limits, not yet sorted.
 
     Attributes:
         path: the Arrow IPC file.
@@ -175,16 +175,16 @@ def sort_partition(
 
 @dataclass(frozen=True)
 class Plan:
-    """Maximum bytes of a range, and number of ranges that are sorted in parallel."""
+    """Maximum bytes of a range of rows, and number of ranges that are sorted in parallel."""
 
     range_bytes: int
     workers: int
 
 
 def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
-    """Choose the sizes of ranges within the memory limit.
+    """Choose how many ranges of rows to sort in parallel, and their size, within the memory limit.
 
-    Raises DataError if the limit is too small to sort a single range.
+    Raises DataError if the limit is too small to sort one range.
     """
     group = int(options.row_group_rows * rows.nbytes / max(1, rows.num_rows))
     base = _LIBRARIES + (0 if parquet else _TORCH)
@@ -202,7 +202,7 @@ def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
 
 
 class _Sorter:
-    """Writes rows to the temporary files of their ranges, and sorts the ranges."""
+    """Writes rows to one temporary file per range of sort keys, and sorts each file."""
 
     def __init__(self, schema: pa.Schema, keys: SessionKeys, scratch: Path, plan: Plan) -> None:
         self._schema, self._keys, self._scratch, self._plan = schema, keys, scratch, plan
@@ -215,7 +215,7 @@ class _Sorter:
         name: str,
         goes_on: bool = False,
     ) -> list[Range]:
-        """Write rows to files of ranges that fit into memory. Divides too large ranges again."""
+        """Write ``rows`` with sort keys ``keys`` to files that can each be sorted in memory."""
         cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
         starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
         ranges = [
@@ -232,7 +232,7 @@ class _Sorter:
         return [part for each in ranges for part in self._fit(each)]
 
     def sorted_rows(self, part: Range, at_once: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range, sorted by session and time."""
+        """Yield the rows of a range, sorted by session and time, in batches of ``at_once`` rows."""
         batch = pa.concat_batches(list(part.batches()))
         numbered = _numbered(keys_of(batch, self._keys), np.arange(batch.num_rows))
         order = pc.sort_indices(numbered, _ORDER)
@@ -277,9 +277,9 @@ class _Sorter:
 def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
     """Return sort keys at which the rows are divided into ranges of similar size.
 
-    The keys are chosen from an even sample of the rows. The key of row i has the number ``2 * i``.
-    A cut before a session has the number -1 and the smallest time. A cut before row i within a
-    session has the number ``2 * i - 1``. Only sessions larger than a range have such cuts.
+    The keys, with the columns ``session``, ``time`` and ``number``, come from an even sample of the
+    rows. Row i has the number ``2 * i``. A key before a session has the number -1 and the smallest
+    time. Inside a session larger than a range, the key before row i has the number ``2 * i - 1``.
     """
     count, step = 0, 1
     sample: list[pa.Table] = []

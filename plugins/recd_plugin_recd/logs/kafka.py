@@ -264,7 +264,7 @@ class KafkaConsumer:
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:
-    """Return a dict from Kafka partition to the next offset, read from the names in ``folder``."""
+    """Return a dict from Kafka partition to next offset, based on the file names in ``folder``."""
     name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.\d{{19}}-(\d{{19}})\.parquet")
     matches = [match for path in folder.iterdir() if (match := name.fullmatch(path.name))]
     return {int(each[1]): int(each[2]) + 1 for each in sorted(matches, key=lambda each: each[0])}

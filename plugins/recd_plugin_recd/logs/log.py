@@ -309,8 +309,8 @@ class LogWriter:
                 )
         if index.segments and not Consumer(self._folder, None, print).schema().equals(self._schema):
             raise DataError(
-                f"{self._folder}: the new rows have other columns than the log. Append rows with "
-                "the same columns, or write a new log."
+                f"{self._folder}: the new rows have other columns than the log, or other types. "
+                "Append rows with the same columns and types, or write a new log."
             )
         return index
 

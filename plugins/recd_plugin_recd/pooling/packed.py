@@ -78,7 +78,7 @@ def pool_packed(
 
 
 def _stacks(sizes: Sequence[int], num_rows: int) -> list[list[int]]:
-    """Divide features into stacks of similar size. Returns their indices."""
+    """Group features of similar size. Return the feature indices of each group."""
     stacks: list[list[int]] = []
     padding = 0
     for n in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
@@ -133,7 +133,7 @@ class PackedRows:
 
     @cached_property
     def _borders(self) -> Tensor:
-        """Offsets of the features, ``[F + 1]``."""
+        """Offset of each feature's first packed value, then the number of values, ``[F + 1]``."""
         return self.offsets[:: self.num_rows].contiguous()
 
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
@@ -173,8 +173,8 @@ def attention(
         query: packed, ``[num_queries, heads, size]``, with an ``aligned`` size.
         key: packed, ``[num_values, heads, size]``.
         value: like ``key``.
-        query_borders: offsets of the rows ``[R + 1]``, and a bound of the queries per row.
-        key_borders: offsets of the rows ``[R + 1]``, and a bound of the values per row.
+        query_borders: offsets of the rows ``[R + 1]``, and the maximum queries per row or more.
+        key_borders: offsets of the rows ``[R + 1]``, and the maximum values per row or more.
         scale: factor of the scores.
 
     Returns:
