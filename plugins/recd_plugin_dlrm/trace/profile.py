@@ -39,8 +39,8 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]
                 num_rows = sum(not line.isspace() for line in lines)
                 if columns and len(ids) != num_rows * len(columns):
                     raise DataError(
-                        f"{path}: {num_rows:,} lines have {len(ids):,} ids, but --columns lists "
-                        f"{len(columns)} per line. Name every column of the file in --columns."
+                        f"{path}: {num_rows:,} lines contain {len(ids):,} ids in total, but "
+                        f"--columns names {len(columns)} per line. Name every column in --columns."
                     )
                 yield ids.reshape(-1, max(1, len(columns)))
     except (OSError, ValueError) as error:
