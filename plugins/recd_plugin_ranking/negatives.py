@@ -109,8 +109,8 @@ class DrawnItems:
         weights[mine] = 0
         if not weights.any():
             raise DataError(
-                f"{rows.place_of(row)}: no item is left as a negative, because the row's item and "
-                f"'never' exclude all {size} items. Remove a feature from 'never', or the row."
+                f"{rows.place_of(row)}: all {size} items are excluded from negatives by the row's "
+                "item and the option 'never'. Remove a feature from 'never', or remove the row."
             )
         at = number + _ATTEMPTS * self._negatives
         drawn = unit_floats(keys[row : row + 1], np.array([at]))[0] * weights.sum()
