@@ -62,7 +62,7 @@ def test_features_are_put_into_the_order_of_the_first_batch(weighted: bool) -> N
 def test_what_tables_look_up_stays() -> None:
     form = BatchForm("bags", features="ab")
     form.ordered(batch("azb"))
-    with pytest.raises(ExactnessError, match="bags: the batch lacks the features 'b'"):
+    with pytest.raises(ExactnessError, match="module 'bags': the batch lacks the features 'b'"):
         form.ordered(batch("az"))
     with pytest.raises(ExactnessError, match="Use the same feature order in all batches"):
         form.ordered(batch("zba", deduplicated=True))
@@ -86,7 +86,7 @@ def test_inverse_indices_in_another_order() -> None:
 def test_names_that_torchrec_takes_for_others() -> None:
     form = BatchForm("bags", features=["a", "a@7d"])
     form.fit(batch("ab"))
-    with pytest.raises(SetupError, match=r"names 'a@7d' contain '@', .* of bags are deduplicated"):
+    with pytest.raises(SetupError, match=r"names 'a@7d' contain '@', .* of module 'bags' are"):
         BatchForm("bags", features=["a", "a@7d"]).fit(batch("ab", deduplicated=True))
 
 
@@ -95,7 +95,7 @@ def test_a_plain_first_batch_makes_all_plain_and_says_so(caplog: pytest.LogCaptu
     form.fit(form.ordered(batch("ab")))
     for _ in range(2):
         assert form.fit(form.ordered(batch("ab", deduplicated=True))).stride() == ROWS
-    assert [text for text in caplog.messages if text.startswith("bags")] == [
-        "bags: deduplicated batches are expanded to all rows, because the first batch was plain; "
-        "deduplicate the first batch and evaluation too"
+    assert [text for text in caplog.messages if text.startswith("module")] == [
+        "module 'bags': deduplicated batches are expanded to all rows, because the first batch was "
+        "plain; deduplicate the first batch and evaluation too"
     ]

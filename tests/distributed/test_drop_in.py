@@ -191,7 +191,7 @@ class OwnSharder(EmbeddingBagCollectionSharder):
         (
             [EmbeddingCollectionSharder(qcomm_codecs_registry={"a": None})],  # type: ignore[dict-item]
             {"qcomm_codecs_registry": {"b": None}},
-            r"'qcomm_codecs_registry' is set both in sharders\(\) and on a sharder",
+            r"'qcomm_codecs_registry' is set both in sharders\(\) and on the Embedding",
         ),
     ],
 )

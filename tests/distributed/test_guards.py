@@ -290,5 +290,5 @@ def test_a_plan_does_not_change_while_a_model_trains() -> None:
     sharded = object.__new__(ExactShardedEmbeddingBagCollection)
     vars(sharded).update(form=BatchForm("sparse"))
     changed = EmbeddingModuleShardingPlan({"a": ParameterSharding("table_wise", "fused", [0])})
-    with pytest.raises(SetupError, match=r"^sparse: .*\.reshard is not"):
+    with pytest.raises(SetupError, match=r"^module 'sparse': .*\.reshard is not"):
         ExactEmbeddingBagCollectionSharder().reshard(sharded, changed, ShardingEnv(1, 0))

@@ -92,7 +92,7 @@ OF_TRAINERS = {
         'sharding bags: the plan, t_b0.sharding_type is "row_wise" on rank 0, but "table_wise" on'
     ),
     loader: (
-        "rank 0 is at the form of the first batch of bags, but rank 1 is at the first "
+        "rank 0 is at the form of the first batch of module 'bags', but rank 1 is at the first "
         "batch of dedup(loader)"
     ),
 }

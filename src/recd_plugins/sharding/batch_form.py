@@ -51,7 +51,7 @@ class BatchForm:
         features: Iterable[str] = (),
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.name = name
+        self.name = f"module {name!r}"
         self.plain_only = plain_only
         self._features = tuple(features)
         self._group = group

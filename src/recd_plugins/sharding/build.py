@@ -59,8 +59,8 @@ def _defaults(sharder: Any, other: SharderDefaults) -> SharderDefaults:
         own, given = getattr(sharder, name), getattr(other, name)
         if own and given:
             raise SetupError(
-                f"argument {name!r} is set both in sharders() and on a sharder in base. Remove it "
-                "from one of them."
+                f"argument {name!r} is set both in sharders() and on the {type(sharder).__name__} "
+                "in 'base'. Remove the argument from one of them."
             )
         found[name] = own or given
     return SharderDefaults(use_index_dedup=getattr(sharder, "_use_index_dedup", False), **found)
@@ -105,7 +105,7 @@ def build_sharders(
     )
 
     def arguments(inner: Any) -> tuple[dict[str, Any], Codecs | None]:
-        """Return fused_params and codecs for a sharder that is nested in one of ``base``."""
+        """Return ``fused_params`` and codecs for ``inner``, a sharder inside a user's sharder."""
         own = SharderDefaults(inner.fused_params, inner.qcomm_codecs_registry)
         _check_optimizer(own, registry, file_counts=bool(defaults))
         codecs = own.qcomm_codecs_registry or qcomm_codecs_registry
