@@ -104,10 +104,7 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return True if a module that is sharded in the current context deduplicates gradients.
-
-    All ranks get the same result.
-    """
+    """Return True if the run has several nodes and gradient deduplication is not disabled."""
     return crosses_links() and not _all_sent
 
 

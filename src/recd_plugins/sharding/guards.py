@@ -25,8 +25,8 @@ def guard(model: nn.Module) -> None:
 
     Unsharded EmbeddingCollections ignore inverse indices, so they refuse a batch that has them. If
     the model is called with a ModelInput (a batch of ``recd run``), its forward pass must read the
-    unique rows or the ``inverse_lookup`` of each deduplicated sequence. Tables with gradient
-    clipping refuse deduplicated sequences.
+    unique rows or the inverse indices of each deduplicated sequence. Tables with gradient clipping
+    refuse deduplicated sequences.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():

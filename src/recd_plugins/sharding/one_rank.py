@@ -18,7 +18,7 @@ _CHANGES = ("_has_feature_processor", "_need_pos", "_has_multiple_blocks_per_sha
 
 
 def keep_ids_of_one_rank(input_dists: list[nn.Module]) -> None:
-    """Replace the input dists that exchange ids in a process group of one rank."""
+    """Replace input dists for one rank, in the given list, by input dists without communication."""
     for number, each in enumerate(input_dists):
         exchange: Any = getattr(each, "_dist", None)  # data-parallel tables have none
         changes = any(getattr(each, name, False) for name in _CHANGES)

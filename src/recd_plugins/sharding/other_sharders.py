@@ -124,7 +124,7 @@ def other_sharders(
         base: the user's sharders, which replace TorchRec's default sharders.
         bags: sharder for EmbeddingBagCollections inside other modules.
         sequences: sharder for EmbeddingCollections inside other modules.
-        arguments: returns fused_params and codecs for a sharder inside one of ``base``.
+        arguments: returns ``fused_params`` and codecs for a sharder inside a user's sharder.
     """
     codecs = bags.qcomm_codecs_registry
     around: list[Any] = [
@@ -231,8 +231,8 @@ def _refuse_row_wise_means(
 ) -> None:
     """Refuse row-wise tables with mean pooling if TorchRec (1.6 to 1.9) computes wrong means.
 
-    If a table is row-wise, a FusedEmbeddingBagCollection divides the means of other tables again. A
-    FeatureProcessedEmbeddingBagCollection computes the divisor before the weights.
+    A FusedEmbeddingBagCollection then divides the means of the other tables twice. In a
+    FeatureProcessedEmbeddingBagCollection, the divisor ignores the feature processors' weights.
     """
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         means = mean_pooled(module._embedding_bag_collection)

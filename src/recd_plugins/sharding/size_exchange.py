@@ -98,7 +98,7 @@ class _Exchange:
             self._copied.record()
 
     def arriving(self) -> dict[_Request, _Arriving]:
-        """Send the ids at the first call, after the sizes have arrived."""
+        """Return each request's ids in flight. The first call waits for sizes and sends ids."""
         if self._arriving:
             return self._arriving
         if self._copied is not None:
@@ -128,7 +128,7 @@ class _Exchange:
 
 @cache
 def _order(all_splits: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Return the order of sizes by destination, from ids per key, rows per key and batch sizes."""
+    """Return the permutation that orders sizes by destination rank, int64 ``[num_sizes]``."""
     num_keys, order = sum(map(sum, all_splits)), []
     for rank in range(len(all_splits[0])):
         first = 0
@@ -189,7 +189,7 @@ class _Arriving(KJTAllToAllTensorsAwaitable):
 
     @property
     def _recat(self) -> Tensor | None:
-        """Order of bags of sequences, which TorchRec stores in the sharding context."""
+        """Permutation of received bags from rank order to key order; None without keys."""
         recat = self._plain_recat
         if recat is None or self._stride_per_rank is None or len(set(self._batch)) == 1:
             return recat

@@ -1,4 +1,4 @@
-"""Expands embeddings of distinct ids on a GPU, in a number of launches that no feature adds to."""
+"""Expands embeddings of distinct ids on a GPU. Further features add no kernel launches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BagColumns:
         source: index of the tensor of received embeddings.
         dim: number of columns.
         column: first output column.
-        carrier: index of the ``BagColumns`` whose rows this feature uses.
+        carrier: index of the ``BagColumns`` that received the rows of the same table.
         mean: whether sums are divided by the number of ids.
     """
 
@@ -95,7 +95,7 @@ def pool_at_once(
 def _rows_by_width(
     sources: Sequence[Tensor], columns: Sequence[BagColumns], num_rows: Sequence[int]
 ) -> tuple[dict[int, Tensor], list[int]]:
-    """Return all rows per width, and for each of ``columns`` its first row among them."""
+    """Return a dict from width to rows ``[R, width]``, and the first row of each of ``columns``."""
     blocks: dict[int, list[Tensor]] = defaultdict(list)
     counts, first = Counter[int](), []
     for each, count in zip(columns, num_rows, strict=True):
@@ -116,7 +116,7 @@ def _pool_group(
 ) -> Tensor:
     """Return ``[B, len(features), D]`` for features with equal width and pooling.
 
-    ``first`` are the first of the ``rows``, ``[R, D]``, of each feature.
+    ``first`` has the index in ``rows``, ``[R, D]``, of each feature's first row.
     """
     lengths = [batch.lengths[feature] for feature in features]
     bags = [0, *accumulate(map(len, lengths))]

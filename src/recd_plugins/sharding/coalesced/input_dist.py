@@ -251,9 +251,9 @@ def coalesce_bags(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Replace the ids of an EmbeddingBagCollection batch by the distinct ids per table.
 
-    The result is a variable batch. The first feature of each group (the carrier) has one row per
-    distinct id. The other features of the group have no rows. The inverse indices are empty, so
-    TorchRec does not expand the rows.
+    The result has variable batch sizes (VBE). The first feature of each group (the carrier) has one
+    row per distinct id. The other features of the group have no rows. The inverse indices are
+    empty, so TorchRec does not expand the rows.
 
     FBGEMM's CUDA kernels (1.6 to 1.9) divide by the mean number of rows per feature, rounded down.
     On CUDA, features without rows therefore get an empty row if their group has fewer ids than
@@ -263,7 +263,7 @@ def coalesce_bags(
         The batch to send, and the local data to expand its embeddings.
 
     Raises:
-        ExactnessError: a variable batch lacks inverse indices, or some are out of range.
+        ExactnessError: a batch with VBE lacks inverse indices, or some are out of range.
     """
     batch, ids, num_ids = _coalesce(features, groups)
     counts = num_ids[: len(groups.coalesced)]
@@ -298,7 +298,11 @@ def _takes_no_rows(device: torch.device) -> bool:
 def _with_empty_rows(
     counts: list[int], lengths: Tensor, groups: FeatureGroups
 ) -> tuple[list[int], Tensor]:
-    """Give features without rows an empty row if their group has fewer rows than features."""
+    """Add an empty row to features without rows if their group has fewer rows than features.
+
+    Returns:
+        The new number of rows of each feature, and the new lengths of all rows.
+    """
     found = dict(zip(groups.coalesced, counts, strict=True))
     for group in groups.groups:
         if found[group[0]] < len(group):
@@ -316,7 +320,7 @@ def _with_empty_rows(
 def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
-    """Return local data to expand embeddings, the distinct ids, and the ids to send per feature."""
+    """Return data to expand embeddings, the distinct ids, and the number of ids of each feature."""
     names = groups.coalesced
     per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
     sizes = [per_key[name] for name in names]

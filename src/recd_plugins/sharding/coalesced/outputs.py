@@ -255,7 +255,8 @@ class BagLayout:
     def pool(self, sources: list[Tensor], batch: Coalesced, num_rows: Sequence[int]) -> Tensor:
         """Return the pooled embeddings of all features, ``[batch.num_rows, sum(self.dims)]``.
 
-        ``sources`` are flat tensors of embedding rows. ``num_rows`` is as in ``parts``.
+        ``sources`` are flat tensors of embedding rows. ``num_rows`` has the number of rows that
+        this rank received per column shard.
         """
         if _is_on_cpu(sources[0]):
             parts = self.parts(batch, num_rows)
