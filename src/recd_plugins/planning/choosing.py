@@ -222,7 +222,7 @@ def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
 
 
 def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
-    """Return a copy of the run config with entries for ``offered`` instead of the chooser's."""
+    """Return a copy of the run config with the chooser's entry replaced by ``offered`` entries."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
@@ -267,7 +267,7 @@ class DataOfChoices(TrainingData):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Return the access counts of ``tables``; reads the data once for all tables of a type."""
+        """Return how often each row of ``tables`` is read; reads the data once for all tables."""
         if self._sample is not None:
             rows = min(self._sample, rows or self._sample)
         found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
@@ -313,7 +313,7 @@ class RegistrySearch(SearchContext):
             return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
-        """Return the data profile with distinct ids only of tables that ``offered`` coalesces."""
+        """Return the data profile; distinct ids are counted only for tables to coalesce."""
         registry = with_offers(self.registry, self.chooser, offered)
         whole = self.context.data.profile()
         plain = {
@@ -429,11 +429,11 @@ def _profile(
 
 
 def _costs(context: PlanContext, name: str) -> StageCosts:
-    """Return the machine's costs, with assumed values for unmeasured ones."""
+    """Return the machine's costs, with assumed values for missing costs; ``name`` needs them."""
     if context.costs is None:
         raise SetupError(
             f"{name!r} needs measured or assumed step costs, but the PlanContext has costs=None. "
-            "Set its costs, or call prepare() without a context."
+            "Pass a PlanContext with costs, or call prepare() without a context."
         )
     all_to_all, other = context.costs.all_to_all, context.costs.other
     if not all_to_all.collectives:

@@ -100,8 +100,8 @@ def table_constraints(
 
     The constraints contain batch sizes and pooling factors from ``profile``. For deduplicated
     features, ``batch_sizes`` count unique rows, and ``pooling_factors`` are the mean lengths of
-    unique rows. A coalesced table has one row per distinct id, assigned to its first feature. Ids
-    that table strategies look up themselves are not counted.
+    unique rows. For a coalesced table, ``batch_sizes`` of the first feature is the number of
+    distinct ids. Ids that plugins look up outside of TorchRec's kernels are not counted.
 
     Args:
         prepared: model with sharding and cache entries.

@@ -292,10 +292,10 @@ class SortedEnumerator(EmbeddingEnumerator):
             self._made[id(option)] = Option.of(option, estimated)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
-        """Return None if a managed collision module (MCH) has one bucket.
+        """Return the number of hash buckets of table ``parameter``; None if it may be split freely.
 
-        TorchRec 1.8 and 1.9 would place all buckets on one rank, but the rows may be split
-        anywhere. Older versions have no ``table_to_number_buckets``.
+        TorchRec 1.8 and 1.9 would place a managed collision table (MCH) with one bucket on one
+        rank. Older versions have no ``table_to_number_buckets``.
         """
         if isinstance(module, BaseManagedCollisionEmbeddingCollection):
             maps = module._managed_collision_collection

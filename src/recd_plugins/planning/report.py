@@ -34,8 +34,8 @@ class PlannedTable:
         dedupe_factor: number of ids of its features divided by the number of ids sent.
         cached_rows: rows in fast memory; None without a cache.
         coalesced: whether each distinct id is sent only once.
-        figures: metrics of its table strategies, as JSON values.
-        words: lines of text from its table strategies.
+        figures: metrics that plugins report for the table, as JSON values.
+        words: lines of text that plugins report for the table.
     """
 
     name: str

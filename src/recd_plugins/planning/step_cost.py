@@ -59,7 +59,7 @@ _Fields = Mapping[str, float | _Numbers]
 
 @dataclass(frozen=True)
 class Operations:
-    """Number of operations of a forward and backward pass; fields as in ``StepCost``."""
+    """Matmul FLOPs, and bytes of elementwise operations, in a forward and backward pass."""
 
     matmul_flops: float = 0.0
     element_bytes: float = 0.0
@@ -310,7 +310,7 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
 
 
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> _Fields:
-    """Return the work of the dense layers per rank, as fields of StepCost."""
+    """Return a dict from StepCost field to the dense layers' work on each rank."""
     batch_size, world_size, _, profile, _ = step
     # Unique rows are expanded in forward and backward.
     expanded = sum(
@@ -352,7 +352,7 @@ def _table_work(
     *,
     gloo: bool = False,
 ) -> _Fields:
-    """Return each rank's work for one table, as fields of StepCost."""
+    """Return a dict from StepCost field to one table's work: a number, or one per rank."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)

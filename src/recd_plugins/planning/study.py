@@ -146,7 +146,7 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
     Args:
         fits: function that returns whether a plan for a batch size fits into memory.
         start: first batch size to try.
-        together: batch sizes are multiples of ``GRANULE`` times this number.
+        together: batch sizes are multiples of ``64 * together`` rows.
 
     Raises:
         NoPlanError: the smallest batch size does not fit.
@@ -157,7 +157,6 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
         low, high = high, 2 * high
 
     def step() -> int:
-        """Return the search step for the current batch size; larger batches have larger steps."""
         found = least
         while 2 * found * _PARTS <= low:
             found *= 2
