@@ -312,7 +312,7 @@ def worse_than_base_rate(
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, minimum and maximum of a number, such as step time, over rounds of a comparison."""
+    """Median, minimum and maximum of a number, such as step time, over repeated runs."""
 
     median: float
     least: float
@@ -320,7 +320,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread of one value per round; None if a round has no value."""
+        """Return the spread of the values of repeated runs; None if a value is None."""
         numbers = list(values)
         if not numbers or None in numbers:
             return None
@@ -341,7 +341,7 @@ class Comparison:
     """Results of runs with the same batches and initial weights. The first variant is the baseline.
 
     Attributes:
-        rounds: one dict per round, from variant to its result.
+        rounds: dicts from variant to result; one dict per repetition, in which each variant ran.
         shardings: True if the variants are sharding plugins, False if they are ``baseline`` and
             ``plugins``.
         wire: ``training.wire`` of the variant with plugins.
@@ -378,14 +378,14 @@ class Comparison:
         return f"{text}Training amplifies rounding{others}."
 
     def _loss_diffs(self, variant: str) -> NDArray[np.float64]:
-        """Return the largest loss difference to the baseline in each step, over all rounds."""
+        """Return the largest loss difference to the baseline in each step, over all repetitions."""
         base, other = (
             np.array([each[name].losses for each in self.rounds]) for name in (self.first, variant)
         )
         return np.abs(other - base).max(axis=0)
 
     def spreads(self, variant: str) -> dict[str, Spread | None]:
-        """Return a dict from figure, such as step time, to its spread over a variant's rounds."""
+        """Return a dict from figure, such as step time, to its spread over a variant's runs."""
         found = [figures(each[variant]) for each in self.rounds]
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
@@ -494,9 +494,10 @@ def _of_every_seed(results: Mapping[int, Result]) -> dict[str, tuple[list[float]
 
 
 def in_rounds(variants: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
-    """Train each variant in each round, and reverse the order in every other round.
+    """Train each variant ``rounds`` times; return one dict from variant to result per round.
 
-    A drift of the machine's speed then affects all variants equally.
+    The order is reversed in every other round, so a drift of the machine's speed affects all
+    variants equally.
     """
     found: list[dict[str, T]] = []
     for number in range(rounds):
