@@ -130,7 +130,7 @@ class CheckpointState:
         return cls(document, model, state, tables)
 
     def leave_out_steps(self, stored: Collection[str]) -> None:
-        """Remove the optimizer step counts that a checkpoint with the names ``stored`` lacks."""
+        """Remove step counts of optimizers that are not in ``stored``, the checkpoint's names."""
         steps = self.document.pop("steps", {})
         if kept := {name: step for name, step in steps.items() if f"steps.{name}" in stored}:
             self.document["steps"] = kept
@@ -420,9 +420,9 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
     """Create the lazy state of an optimizer, so that a checkpoint can be loaded into it.
 
-    Adam and SGD with momentum create their state in the first step. For each parameter without
-    state that has one in the checkpoint (whose names are ``stored``), this function runs a step
-    with a zero gradient, and then restores the parameter.
+    Adam and SGD with momentum create their state in the first step. This function therefore runs a
+    step with zero gradients, and then restores the parameters. It includes only parameters whose
+    state is in the checkpoint, according to its names ``stored``.
     """
     named: dict[str, Any] = getattr(optimizer, "params", {})
     dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
@@ -515,7 +515,7 @@ class FiniteRun:
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
         """Return the mean loss over ranks of each step in ``pending``, and clear ``pending``.
 
-        ``before`` is the number of earlier steps, and ``of`` an addition to errors.
+        ``before`` is the number of earlier steps. ``of`` is text after "step N" in errors.
         """
         if not pending:
             return []

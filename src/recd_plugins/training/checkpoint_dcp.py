@@ -258,7 +258,11 @@ class SafeLoadPlanner(DefaultLoadPlanner):
 def read_weights(
     checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a checkpoint by name, as unsharded tensors."""
+    """Return a dict from name to unsharded tensor, for parameters and buffers of a checkpoint.
+
+    Includes names for which ``wanted`` is True. ``model`` has the model's parameter names, to
+    rename the tables of early checkpoints.
+    """
     metadata = as_named_now(read_metadata(checkpoint), lambda: model)
     weights = {
         name.removeprefix(_MODEL): torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -20,7 +20,7 @@ from recd_plugins.training.evaluation import splits_of
 
 
 class Column(NamedTuple):
-    """A data column, what it feeds (None if unused), and how it is used or why it is not."""
+    """A data column, the model input that it feeds (None if unused), and an explanation."""
 
     name: str
     feeds: str | None

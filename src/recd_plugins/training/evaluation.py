@@ -380,7 +380,7 @@ class Validation:
 
     @property
     def advice(self) -> str:
-        """Return how to continue a run that ``patience`` ended."""
+        """Return how to continue a run that ended by ``training.validation.patience``."""
         stale, patience = self.curve.stale, self._spec.patience
         return (
             f"There is nothing to train: training.validation.patience ({patience}) was reached at "
