@@ -111,11 +111,9 @@ class StallMeter:
             train(batch)
             print(stalls.recent().share)
 
-    A *turn* is a wait for a batch and the training step on this batch.
-
     Args:
         device: device of the trainer. On CUDA, a wait is the time in which the device was idle.
-        window: number of turns that ``recent`` covers.
+        window: number of latest steps over which ``recent`` averages.
 
     Attributes:
         taken: number of batches yielded.
@@ -150,9 +148,9 @@ class StallMeter:
             yield batch
 
     def recent(self) -> Stalls | None:
-        """Return the mean stalls of the last turns; None before the second batch.
+        """Return the mean stalls of the latest ``window`` steps; None before the second batch.
 
-        On CUDA this synchronizes the device.
+        On CUDA, this synchronizes the device.
         """
         totals = StallTotals()
         for seconds, wait in self._window:
