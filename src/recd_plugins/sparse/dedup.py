@@ -157,7 +157,7 @@ def _allocate(
 
 
 def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
-    """Return the total number of values, or 0 if the values of a column are not 8 bytes."""
+    """Return the total number of values, or 0 if a column's values do not have 8 bytes each."""
     columns = [column for group in groups for column in group]
     if any(values.itemsize != 8 for values, _ in columns):
         return 0
@@ -165,7 +165,7 @@ def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
 
 
 def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
-    """Check a column, and return addresses and 64-bit flags of its values and offsets."""
+    """Return (address of the values, are they 64-bit, address of the offsets, are they 64-bit)."""
     values, offsets = column
     value_size, offset_size = values.itemsize, offsets.itemsize
     if value_size not in _SIZES or offset_size not in _SIZES or offsets.dtype.kind != "i":
@@ -174,7 +174,7 @@ def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]
             "bytes, and int32 or int64 offsets"
         )
     if not (values.flags.c_contiguous and offsets.flags.c_contiguous):
-        raise ValueError("values and offsets must be contiguous")
+        raise ValueError("values and offsets must be contiguous. Use np.ascontiguousarray")
     if len(offsets) != num_rows + 1:
         raise ValueError(f"got {len(offsets)} offsets for {num_rows} rows, expected {num_rows + 1}")
     if not 0 <= offsets.item(0) <= offsets.item(num_rows) <= len(values):

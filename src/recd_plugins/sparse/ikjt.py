@@ -120,7 +120,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
             ValueError: there are no weights.
         """
         if self._weights is None:
-            raise ValueError("this IKJT has no weights")
+            raise ValueError("this IKJT has no weights. Use weights_or_none()")
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:

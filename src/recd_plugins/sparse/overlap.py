@@ -174,10 +174,10 @@ def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
 def next_change(
     words: Any, shift: Any, offsets: Any, wide: Any, row: Any, stop: Any, num_rows: Any
 ) -> Any:
-    """Return the first row, starting at ``row`` > 0, that differs from the previous row.
+    """Return the first row, starting at ``row`` > 0, that differs from the previous row, and stop.
 
-    Adjacent rows of equal length are compared in one sweep. Returns ``num_rows`` if all are equal,
-    and ``stop`` for the next call at the row after; ``stop`` is 0 in the first call.
+    Adjacent rows of equal length are compared in one sweep. The row is ``num_rows`` if no row
+    differs. Pass 0 as ``stop`` at first, then the returned ``stop``, with the next row.
     """
     while row < num_rows:
         start = offset_at(offsets, wide, row)
