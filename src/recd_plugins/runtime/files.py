@@ -120,7 +120,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
 
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """Yield a token for ``new_file`` in another process; on failure, remove its temporary files."""
+    """Yield a token for ``new_file`` in another process; on failure, remove that temporary file."""
     token = secrets.token_hex(4)
     try:
         yield token

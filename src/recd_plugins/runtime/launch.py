@@ -318,7 +318,7 @@ def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits
             vars(failed)[FAILED_CALL] = failure.call
         raise failed
     code = failure.exit_code or 0
-    advice = "" if limits is None else f". {limits.advice()}"
+    advice = "." if limits is None else f". {limits.advice()}"
     if code < 0:
         name = signal.Signals(-code).name
         raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}{advice}")

@@ -227,7 +227,8 @@ class HangWatch:
     def look(self, teller: int | None = None) -> None:
         """Check the heartbeats. Report a hang, or raise HangError after the timeout.
 
-        ``teller`` is this rank under torchrun. Only the first rank that is alive prints messages.
+        ``teller`` is this rank under torchrun, where only the first live rank prints messages; None
+        if a parent process watches the ranks.
         """
         self._read()
         going_on = {rank: beat for rank, beat in self._beats.items() if beat.what != "done"}

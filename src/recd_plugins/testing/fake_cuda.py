@@ -370,7 +370,7 @@ def _count_operator(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _count_copy(on_host: Any, to_device: bool, more: Any, kwargs: dict[str, Any]) -> None:
-    """Count a copy between a CPU tensor, None for a new one, and a tensor on the device."""
+    """Count a copy between ``on_host``, a CPU tensor (None: not yet created), and the device."""
     address = 0 if on_host is None else on_host.untyped_storage().data_ptr()
     if to_device and address in _buckets:
         _count("launch", "copy from bucket")
@@ -425,7 +425,7 @@ def _to_host_kernel(arguments: dict[str, Any]) -> list[Tensor]:
 
 
 def _select_keyed(*args: Any, **kwargs: Any) -> list[Tensor]:
-    """``keyed_jagged_index_select_dim1``, which FBGEMM has for CUDA only."""
+    """Compute FBGEMM's ``keyed_jagged_index_select_dim1``, which exists only for CUDA, on CPU."""
     names = "values", "lengths", "offsets", "indices", "batch_size", "weights"
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     lengths, weights, size = given["lengths"], given.get("weights"), given["batch_size"]

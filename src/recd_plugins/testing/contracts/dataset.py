@@ -168,7 +168,7 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("num_workers", [1, 2, 3])
     def test_workers_share_the_batches(self, dataset: Dataset, num_workers: int) -> None:
-        """Alternating the blocks of all workers must give the batches and states of one reader."""
+        """The blocks of all workers, read alternately, must equal the batches of one reader."""
         alone = self._reader(dataset)
         taken = iter(alone)
         next(taken)
