@@ -51,7 +51,7 @@ def measure_access(
         tables: embedding tables. Ids of all features of a table are added up.
         rows: number of training rows to read, rounded up to batches; None reads all.
         bound: maximum number of distinct ids that are counted exactly per table. Above it, counts
-            come from an approximate sketch. None divides ``EXACT_ROWS`` among the tables.
+            come from an approximate sketch. Default: 2**25 divided by the number of tables.
         deduplicated: whether to count only unique rows of a batch, for tables with deduplicated
             features.
         progress: called with the number of data rows of each batch.

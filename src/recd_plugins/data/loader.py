@@ -105,7 +105,7 @@ class _Reader(TaskReader):
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
-        """Return the reader of the method ``block``. It caches where the epoch's blocks begin."""
+        """Return the reader that ``block`` uses. It caches the positions of the epoch's blocks."""
         return self._new_reader()
 
     def _new_reader(self) -> Reader:

@@ -55,7 +55,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     """Convert a batch to the model input, whose tensors have the features listed in ``placement``.
 
     Raises:
-        DataError: some features of one model input have weights, and others do not.
+        DataError: some features of one KeyedJaggedTensor have weights, and others do not.
     """
     features = dict(_split(batch))
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
@@ -93,7 +93,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
 def _longest(
     names: Sequence[str], features: Sequence[StoredFeature], kjt: KeyedJaggedTensor | None
 ) -> dict[str, int]:
-    """Return the length of each feature's longest row; empty if the batch is on a device."""
+    """Return a dict from feature to its longest row's length; for a KJT on a GPU, an empty dict."""
     if kjt is None or not kjt.stride() or kjt.lengths().device.type != "cpu":
         return {}
     longest = kjt.lengths().view(len(names), -1).amax(1).tolist()
@@ -149,7 +149,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT with a row count per feature (VBE), or a plain KJT if all have B rows."""
+    """Return a VBE KJT, a plain KJT if all features have B rows, or None if ``names`` is empty."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
@@ -174,7 +174,7 @@ def variable_batch_kjt(
 def plain_kjt(
     names: Sequence[str], features: Sequence[JaggedTensor], stride: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT with ``stride`` rows per key. Features with fewer rows get empty rows."""
+    """Return a KJT padded to ``stride`` rows per key, or None if ``names`` is empty."""
     if not names:
         return None
     lengths = []

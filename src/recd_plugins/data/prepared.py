@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the feature names of each model input; features of ``pooling`` are sequences."""
+    """Return the features of each ModelInput tensor. Pooling entries select sequences."""
     # Imported here, since readers do not need torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
@@ -67,7 +67,7 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
 
 
 def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Sharding]) -> Placement:
-    """Return which model input contains each feature: pooled, replicated or sequence.
+    """Return the features of each ModelInput tensor: pooled, replicated and sequence features.
 
     Args:
         modules: ``embedding_modules`` of the model.
@@ -108,7 +108,7 @@ class PreparedModel:
     Attributes:
         registry: the parsed ``registry.yaml``.
         model: unsharded model. Sharding and pooling plugins may have replaced modules.
-        placement: which model input contains each feature.
+        placement: names of the features in each ModelInput tensor.
         num_embeddings: maps the feature name to its table's number of rows.
         tables: original tables of the model, before sharding plugins replaced tables.
         parts: table strategies of ``sharding`` and ``cache`` entries, keyed by entry location.

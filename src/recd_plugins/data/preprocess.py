@@ -295,7 +295,7 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
 
     Raises:
         RegistryError: a pattern matches no feature that its step supports. The error also lists
-            the patterns of ``model.tables`` without a table, as one changed column causes both.
+            patterns of ``model.tables`` without a table, since a renamed column causes both errors.
     """
     problems = []
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
@@ -472,7 +472,7 @@ def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
 
 
 def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collection[int]) -> None:
-    """Load the fitted state of preprocessing entries from a checkpoint instead of fitting."""
+    """Load the fitted state of the preprocessing entries with indices ``entries``."""
     to_load = [
         (number, entry.plugin)
         for number, entry in _entries_with_state(registry)

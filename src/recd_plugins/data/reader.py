@@ -78,7 +78,7 @@ class ReadPlan:
         return sum(unit.num_rows for unit in self.units)
 
     def num_steps(self, world_size: int, history: History = ()) -> int:
-        """Return how many batches remain per rank after ``history``, pairs (world size, steps)."""
+        """Return the batches left per rank. ``history``: pairs (world size, steps) already read."""
         return _num_steps(self._remaining(history), world_size, self.batch_size)
 
     def pieces(
@@ -86,8 +86,8 @@ class ReadPlan:
     ) -> Iterator[Piece]:
         """Yield the row ranges that a rank still reads in an epoch.
 
-        ``history`` has a pair (world size, steps) for each earlier part of the epoch, and ``steps``
-        is the number of steps since then.
+        ``history`` has a pair (world size, steps) for each earlier run that read a part of the
+        epoch. ``steps`` is the number of batches that the current run has read per rank.
         """
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))

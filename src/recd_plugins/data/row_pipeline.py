@@ -36,7 +36,7 @@ class RowPipeline(Feed):
 
     Args:
         registry: config with dataset, converter and preprocessing.
-        placement: which model input contains each feature; None for the built-in model.
+        placement: features of each ModelInput tensor; None for the built-in model.
         num_embeddings: maps the feature name to its table's number of rows, to check ids. Ids of
             other features are not checked.
 

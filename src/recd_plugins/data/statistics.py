@@ -168,7 +168,7 @@ def _num_common(
 def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, changed: Any) -> None:
     """Compare each row of each id column with the previous row; set ``changed`` where they differ.
 
-    Adds the numbers of equal, shifted and shared rows and ids within a session to ``counts``.
+    Adds unchanged rows, unchanged ids, shifted ids and shared ids to ``counts`` ``[columns, 4]``.
     """
     num_rows = u64(len(continues))
     table, call = np.zeros((3, 64), np.int64), 0

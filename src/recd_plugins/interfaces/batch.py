@@ -24,7 +24,7 @@ STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")
 
 @dataclass(frozen=True, slots=True)
 class MakingTimes:
-    """Wall-clock seconds to produce one batch, split into four parts.
+    """Wall-clock seconds to produce one batch, split into four stages.
 
     Attributes:
         fill: reading, decompressing, decoding and joining rows.
@@ -43,12 +43,12 @@ class MakingTimes:
 
     @property
     def total(self) -> float:
-        """Sum of the seconds in the reader process and in the training process."""
+        """Seconds of all four stages. ``arrival`` is already part of ``transfer``."""
         return self.fill + self.convert + self.preprocess + self.transfer
 
     @property
     def reader(self) -> float:
-        """Seconds in the reader process."""
+        """Seconds to produce the batch in the reader process: ``total`` minus ``arrival``."""
         return self.total - self.arrival
 
     def transferred(self, seconds: float) -> MakingTimes:
@@ -60,10 +60,10 @@ class MakingTimes:
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
 
     def causes_of(self, waited: float) -> tuple[float, ...]:
-        """Divide the time that the trainer waited for this batch among ``STALL_CAUSES``.
+        """Divide ``waited`` seconds of waiting for this batch among ``STALL_CAUSES``, in order.
 
-        ``arrival`` counts as transfer. The remaining time is divided in proportion to the times of
-        the stages.
+        The first ``arrival`` seconds count as transfer. All other seconds are divided in proportion
+        to the times of the stages in the reader process.
         """
         arrival = min(self.arrival, waited)
         rest = waited - arrival
@@ -274,7 +274,6 @@ class ModelInput(Pipelineable):
         return self._map(changed)
 
     def _map(self, function: Callable[[Any], Any]) -> Self:
-        """Return a copy with ``function`` applied to every tensor."""
         done: dict[int, Any] = {}
 
         def once(value: Any) -> Any:

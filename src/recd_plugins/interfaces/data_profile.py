@@ -65,7 +65,7 @@ class FeatureProfile:
         return batch_size - (batch_size - 1) * self.repeated_rows
 
     def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Return the expected number of ids that a batch looks up after deduplication."""
+        """Return the expected ids per batch after deduplication, only of whole rows if pooled."""
         repeated = self.repeated_ids if pooled else self.shared_ids
         return self.length * (batch_size - (batch_size - 1) * repeated)
 

@@ -66,7 +66,7 @@ class Plugin:
         return str(Problem(*self.stands_at, self.name)) if self.stands_at else self.name
 
     def placed(self, stands_at: tuple[str, int, str] | None) -> Self:
-        """Set the location of the plugin's entry in registry.yaml, and return the plugin."""
+        """Set (file, line, section) of the plugin's entry in registry.yaml. Return the plugin."""
         vars(self)["stands_at"] = stands_at  # works for frozen dataclasses too
         return self
 

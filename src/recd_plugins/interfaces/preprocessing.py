@@ -117,7 +117,7 @@ class Preprocessing(Plugin, ABC):
         """
 
     def original_values(self) -> Sequence[Any] | None:
-        """Return a list with the original value of each vocabulary id.
+        """Return the original value of each vocabulary id, or None without a vocabulary.
 
         An element is None if the id has several original values or no original value.
         """

@@ -148,7 +148,7 @@ class Evaluation:
     Attributes:
         seconds: estimated stage times without dense compute; None if planning failed.
         error: reason why planning failed.
-        without: function of table names that estimates the step without these tables.
+        without: function of table names that returns the stage times without these tables.
     """
 
     seconds: StageTimes | None
