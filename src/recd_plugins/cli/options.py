@@ -138,13 +138,13 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
 
 
 def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") -> None:
-    """Raise RecdError if ``output`` exists and may not be replaced, or is an input.
+    """Raise RecdError if ``output`` exists and may not be replaced, or is an input of the command.
 
     Args:
         output: the file to write.
         force: whether the user gave ``--force``, which is required to replace a file.
         columns: columns that identify files of this command. ``--force`` replaces only such files.
-        begins: regular expression that the beginning of files of this command matches.
+        begins: regular expression that the beginning of every file of this command matches.
     """
     if not output.exists():
         return
@@ -215,7 +215,7 @@ def chosen_topology(
 ) -> TopologySpec:
     """Return the cluster described by ``--topology``, ``--nodes`` and ``--ranks-per-node``.
 
-    For this machine, the defaults of nodes and ranks come from ``registry.training``.
+    If the cluster is this machine, nodes and ranks default to ``registry.training``.
     """
     from recd_plugins.config.device import choose_device
     from recd_plugins.planning.topologies import MACHINE, load_topology
@@ -245,9 +245,9 @@ def manager_of(ctx: click.Context) -> PluginManager:
 def contributed(
     ctx: click.Context, hook: str, collection: Callable[[], C]
 ) -> tuple[C, PluginManager]:
-    """Return a collection of the values that plugin packages return from a hook.
+    """Fill a ``collection()`` with the values of a hook. Return it and the plugin manager.
 
-    Also returns the plugin manager. The result is cached for the command line.
+    The pair is cached in ``ctx``, so a hook is called only once per command line.
     """
     key = f"{__name__}.{hook}"
     if key not in ctx.meta:

@@ -105,7 +105,7 @@ def flush_kernels(module: nn.Module) -> None:
 
 @contextmanager
 def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
-    """Hide the weights of tables with row kernels from ``module`` while it moves to a device.
+    """Remove weights with row kernels from ``tables`` while ``module`` moves to a device.
 
     DistributedModelParallel would copy the weights, and load state dicts into the copy.
     """
@@ -126,7 +126,7 @@ def close_kernels(module: nn.Module) -> None:
 
 
 def follow_state_dicts(module: nn.Module) -> None:
-    """Make a sharded module update its row kernels when a state dict is loaded or read."""
+    """Register hooks: reread rows after loading a state dict, flush rows before reading one."""
     kernels = tuple(row_kernels(module))
     of_table: dict[str, list[RowKernel]] = {}
     for kernel in kernels:
@@ -317,7 +317,7 @@ def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
-    """Set the optimizer step counts of tables. ``otherwise`` is for tables that ``steps`` lacks.
+    """Set optimizer steps, keyed as in ``steps_of_tables``; ``otherwise`` is for missing keys.
 
     Raises SetupError if tables of one FBGEMM kernel would get different counts.
     """

@@ -69,12 +69,12 @@ def divide_row_wise_tables_only(
     configs: list[EmbeddingBagConfig],
     shardings: Mapping[str, ParameterSharding],
 ) -> RowWiseDivisor | None:
-    """Replace TorchRec's division of sums.
+    """Disable TorchRec's division of sums by lengths, and return its replacement.
 
     Returns None if no table is both row-wise and mean-pooled.
 
     Raises:
-        ExactnessError: a feature looks up one table whose sums must be divided and another table.
+        ExactnessError: a feature looks up two tables, and only the sums of one are divided.
         SetupError: a feature name contains "@".
     """
     divided: set[str] = set()
@@ -111,7 +111,7 @@ class RowWiseDivisor:
         self._keys: list[str] = []
 
     def __call__(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return float32 ``[B, columns]``, 1 for empty bags and columns without division."""
+        """Return divisors, float32 ``[B, columns]``: bag lengths, or 1 if empty or undivided."""
         keys, lengths, device = features.keys(), features.lengths(), features.device()
         if keys != self._keys:
             place = {key: row for row, key in enumerate(keys)}

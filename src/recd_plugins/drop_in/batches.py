@@ -75,7 +75,7 @@ def _attributes(batch: Any) -> list[str]:
 
 
 class Stored:
-    """Deduplicates ``features`` in each batch: a dict from a KJT's path to its feature names.
+    """Deduplicates KJTs. ``features`` is a dict from a KJT's path to its feature names.
 
     Reuses working memory between batches, so it is not thread-safe. A call raises DataError if the
     values of a KeyedJaggedTensor do not match its lengths.

@@ -256,7 +256,7 @@ class Dedup:
         return self.decision
 
     def _takes_plain(self) -> dict[str, str]:
-        """Return a dict from feature whose module cannot use unique rows to the reason."""
+        """Return a dict from each feature whose module cannot use unique rows to the reason."""
         modules = {} if self._model is None else dict(self._model.named_modules())
         if not any(isinstance(module, ShardedModule) for module in modules.values()):
             return {}  # it may still be sharded

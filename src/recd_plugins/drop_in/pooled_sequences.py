@@ -179,7 +179,7 @@ def _inverse_of(
 
 
 def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Find rows that are equal in all features; return their unique rows and inverse indices."""
+    """Return each feature's stored row for each distinct batch row, and the inverse indices."""
     of_all = inverse[0]
     num_rows = num_stored[0]
     for each, stored in zip(inverse[1:], num_stored[1:], strict=True):

@@ -45,12 +45,12 @@ class Wrapped(Prepared):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """Return the sharders in ``base``, with TorchRec's two replaced by this package's.
+        """Return sharders for DistributedModelParallel. Arguments are as in ``Prepared.sharders``.
 
-        The two are EmbeddingBagCollectionSharder and EmbeddingCollectionSharder. The arguments are
-        those of ``Prepared.sharders``. A table's optimizer is the one that TorchRec would use:
-        attached to its parameters, from ``fused_params`` here or on a sharder in ``base``, or
-        FBGEMM's default. An optimizer in the registry file overrides all of these.
+        TorchRec's EmbeddingBagCollectionSharder and EmbeddingCollectionSharder in ``base`` are
+        replaced by sharders of this package. As in TorchRec, a table's optimizer comes from
+        apply_optimizer_in_backward, else from ``fused_params`` (this argument, or a sharder in
+        ``base``), else from FBGEMM. An optimizer in the registry file has priority.
 
         Raises:
             SetupError: two sharders have the same module type, or cannot be combined.
@@ -82,8 +82,8 @@ def wrap(
 
     Args:
         model: an unsharded model. Only modules that the registry file selects are replaced.
-        registry: a registry file (YAML) with sharding entries, caches and poolings. ``dataset`` and
-            ``converter`` are optional if no entry reads rows.
+        registry: a registry file (YAML) with sharding entries, caches and poolings; None for no
+            plugins. Entries that count training ids also need ``dataset`` and ``converter``.
         batch_size: rows per batch on each rank, for the planner. Default: ``training.batch_size``
             of the registry file, or 512.
         plugins_dir: a folder of plugin files to load in addition to the installed plugins.
@@ -92,8 +92,8 @@ def wrap(
             if the model is on one or the ranks use NCCL, else the CPU.
 
     Raises:
-        SetupError: the model has no embedding module, or an entry reads rows but the registry file
-            has no dataset.
+        SetupError: the model has no embedding module, or an entry needs training data but the
+            registry file has no dataset.
         RegistryError: the registry file is invalid or does not fit the model.
 
     Example::

@@ -49,7 +49,6 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
 
 
 def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:
-    """Build the model of a model plugin."""
     sequence = registry.claim("pooling", schema.sparse)
     features = ModelFeatures(
         num_dense=num_dense_inputs(registry, schema),

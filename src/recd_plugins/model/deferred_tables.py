@@ -245,9 +245,9 @@ def deferred_tables() -> Iterator[Deferred]:
 
     Parameters of EmbeddingBagCollections and EmbeddingCollections are on the meta device instead of
     the CPU. torch's random generator advances as usual, so dense layers get their usual values.
-    Call ``first = first_weights(model)`` before sharding and ``copy_weights(dmp.state_dict(),
-    first)`` after it. This sets the shards of each rank to the initial values of the full tables,
-    for any plan. Until then, tables can be neither read nor written.
+    Call ``first = recd_plugins.first_weights(model)`` before sharding, and then
+    ``recd_plugins.copy_weights(dmp.state_dict(), first)``, which sets the shards of each rank to
+    the initial values of the full tables. Before this call, tables cannot be read or written.
 
     An ``init_fn`` other than ``torch.nn.init.uniform_`` (TorchRec's default) or ``normal_`` is
     called a second time, and needs memory for one full table at a time.

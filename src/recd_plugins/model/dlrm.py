@@ -252,7 +252,7 @@ def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | 
 def _some_of(
     bags: EmbeddingBagCollection | None, spec: ModelSpec, features: Sequence[str]
 ) -> EmbeddingBagCollection | None:
-    """Return an EmbeddingBagCollection with the tables that ``features`` use, or None."""
+    """Return ``bags`` with only the tables that ``features`` use; None without features."""
     if bags is None or len(features) == len(bags.embedding_bags):
         return bags if features else None
     some = _bags(spec, features)

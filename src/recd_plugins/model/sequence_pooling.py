@@ -147,7 +147,7 @@ class SequencePooling(nn.Module):
 
 @dataclass
 class _Group:
-    """Features with the same plugin, and the same unique rows or, on CUDA, as many."""
+    """Features of one plugin with equal inverse indices, or on CUDA with equal row counts."""
 
     plugin: Pooling
     inverse: Tensor | None
