@@ -48,7 +48,7 @@ class Keep(Preprocessing):
     def __init__(self, options):
         super().__init__(options)
         if options.buckets == 13:
-            raise SetupError("13 buckets bring bad luck; take 14")
+            raise SetupError("option 'buckets' is 13, an unlucky number. Use 14")
         if options.buckets == 17:
             raise KeyError(0)
     def transform(self, values, offsets): return values, offsets

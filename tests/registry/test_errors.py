@@ -167,7 +167,7 @@ def test_a_wrong_shape(problems, text, expected):
         ),
         (
             "{use: acme.keep, features: [a], options: {buckets: 13}}",
-            "r.yaml:5 preprocessing[0].options: 13 buckets bring bad luck; take 14",
+            "r.yaml:5 preprocessing[0].options: option 'buckets' is 13, an unlucky number. Use 14",
         ),
     ],
 )
@@ -204,6 +204,7 @@ training: {ranks: 0}
 def test_mistakes_of_a_dataset_have_lines(tmp_path, plugins_dir, monkeypatch):
     (tmp_path / "r.yaml").write_text(HEAD)
     registry = load_registry(tmp_path / "r.yaml", plugins_dir=plugins_dir)
-    monkeypatch.setattr(type(registry.dataset), "mistakes", lambda _: [(("path",), "is wrong")])
-    with pytest.raises(RegistryError, match=r"r\.yaml:2 dataset\.options\.path: is wrong$"):
+    found = [(("path",), "the path is not a URL. Use a URL")]
+    monkeypatch.setattr(type(registry.dataset), "mistakes", lambda _: found)
+    with pytest.raises(RegistryError, match=r":2 dataset\.options\.path: the path is not a URL"):
         check_dataset(registry)

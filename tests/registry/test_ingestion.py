@@ -31,7 +31,7 @@ class Far(Ingestion):
         return FarFeed(self, work)
     def at(self, what):
         if self.options.refuses == what:
-            raise SetupError(f"no engine to {what}; start one")
+            raise SetupError(f"'acme.far' has no engine to {what}. Start an engine")
 
 class FarFeed(Feed):
     def __init__(self, plugin, work):
@@ -121,13 +121,13 @@ def test_workers_may_not_be_added_later():
 
 @pytest.mark.usefixtures("folder")
 def test_what_it_refuses_has_the_line_of_its_entry():
-    with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to check"):
+    with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: .* no engine to check"):
         check_ingestion(registry("{refuses: check}"))
-    with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to open"):
+    with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: .* no engine to open"):
         build_dataloader(registry("{refuses: open}"), 0, 1)
     result = recd("run", str(write("{refuses: check}")))
     assert result.exit_code == 1
-    assert "registry.yaml:4 ingestion: no engine to check; start one" in result.output
+    assert "yaml:4 ingestion: 'acme.far' has no engine to check. Start" in result.output
 
 
 @pytest.mark.usefixtures("folder")

@@ -45,7 +45,7 @@ def test_the_enabled_entries(
     path = tmp_path / "r.yaml"
     path.write_text(f"version: 1\nsharding: {entries}\n".replace("False", "false"))
     if expected is None:
-        with pytest.raises(RegistryError, match=r"that 'a\.other' can replace. Add an entry"):
+        with pytest.raises(RegistryError, match=r"that 'a\.other' can replace\. Add an entry"):
             with_sharding(read_yaml(path), name, chooses=False)
         return
     changed = with_sharding(read_yaml(path), name, chooses=name == "acme").data["sharding"]

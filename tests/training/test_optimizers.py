@@ -47,7 +47,7 @@ class Mine(Optimizer):
 
     def update(self, table):
         if table.name == "t_refused":
-            raise DataError("it is too wide")
+            raise DataError("'acme.mine' needs embedding_dim 4, got 8. Remove 't_refused'")
         if table.name == "t_raised":
             return 1 / 0
         return RETURNED.get(table.name[2:], RowUpdate(torch.optim.SGD, {"lr": table.embedding_dim}))
@@ -115,7 +115,7 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
             RegistryError,
             r"yaml:5 optimizers\[0\]: table 't_momentum': .* ignore .*mom",
         ),
-        ("refused", RegistryError, r"yaml:5 optimizers\[0\]: it is too wide"),
+        ("refused", RegistryError, r"yaml:5 optimizers\[0\]: 'acme.mine' needs embedding_dim 4"),
         (
             "raised",
             ZeroDivisionError,

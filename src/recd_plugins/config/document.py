@@ -110,7 +110,8 @@ def read_yaml(
         message = f"the file is not UTF-8 ({error.reason}). Save the file as UTF-8"
         raise _error(name, 0, message) from error
     except OSError as error:
-        raise _error(name, 0, f"the file cannot be read: {error.strerror}") from error
+        message = f"the file cannot be read: {error.strerror}. Check the path"
+        raise _error(name, 0, message) from error
     reading = _Reading(name)
     root = reading.compose(text)
     if root is None:

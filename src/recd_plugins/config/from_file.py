@@ -151,7 +151,7 @@ def registry_without_file() -> RunConfig:
 
 
 def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return the sharding plugins that a chooser may select. Those without ``rewrite`` first."""
+    """Return plugins that a chooser may select. Plugins without ``rewrite`` come first."""
     offering = [cls for cls in classes if not issubclass(cls, Chooser)]
     return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
@@ -184,7 +184,7 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
         entries.append({"use": name})
         return replace(document, data={**document.data, "sharding": entries})
     if not enabled:
-        problem = f"the section has no enabled entry that {name!r} can replace. Add an entry"
+        problem = f"no entry is enabled that {name!r} can replace. Add an entry with use: {name}"
         raise RegistryError([document.problem(("sharding",), problem)])
     first = enabled[0]
     tables = _tables_of(entries[first])

@@ -112,7 +112,7 @@ class PluginManager:
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return a dict from name to plugin kind. Imports packages if a section is unknown."""
+        """Return a dict from name to plugin kind. Imports all packages for unknown sections."""
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
         return {kind.name: kind for kind in self._kinds}
@@ -322,4 +322,5 @@ def _returned(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: 
     except PluginError as error:
         raise PluginError(f"{origin}: {hook}: {error}") from error
     except Exception as error:
-        raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
+        what = f"{origin}: {hook} failed: {type(error).__name__}: {error}"
+        raise PluginError(f"{what}. Fix this hook, or remove the plugin") from error

@@ -101,7 +101,7 @@ class RunConfig:
         return self.spec.training
 
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
-        """Return the dataset with the wrappers of ``dataset.wrap``, which call ``lookups``."""
+        """Return the dataset with wrappers (``dataset.wrap``), which get ids from ``lookups``."""
         dataset = self.dataset
         for entry in self.wrappers:
             dataset = entry.plugin.over(dataset, lookups)

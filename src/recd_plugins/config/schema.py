@@ -298,8 +298,8 @@ class TrainingSpec(Spec):
         ranks = info.data.get("ranks")
         if ranks and ranks_per_node and ranks % ranks_per_node:
             raise ValueError(
-                f"training.ranks is {ranks}, which is not a multiple of {ranks_per_node}. Every "
-                "node needs the same number of ranks"
+                f"training.ranks is {ranks}, which is not a multiple of {ranks_per_node}. Change "
+                "training.ranks or training.ranks_per_node"
             )
         return ranks_per_node
 

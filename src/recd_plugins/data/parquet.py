@@ -279,9 +279,9 @@ def _errors(location: Location, what: str = "the file is not valid Parquet") -> 
         with location.told():
             yield
     except _UNREADABLE as error:
-        other = "magic bytes" in str(error)
-        advice = f" For other formats, run recd init {location} my.yaml" if other else ""
-        raise DataError(f"{location}: {what}: {error}{advice}") from error
+        csv = "magic bytes" in str(error)  # or another format
+        advice = f"For other formats, run recd init {location} my.yaml" if csv else "Write it again"
+        raise DataError(f"{location}: {what}: {str(error).rstrip('.')}. {advice}") from error
 
 
 @contextmanager

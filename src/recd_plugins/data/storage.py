@@ -82,7 +82,7 @@ class Location:
                 "path"
             ) from error
         except (OSError, pa.ArrowException, UnicodeError) as error:
-            raise DataError(f"{self}: the folder cannot be listed: {error}") from error
+            raise DataError(f"{self}: cannot list the folder: {error}. Check access") from error
         root = path.rstrip("/")
         for info in infos:
             below = info.path.removeprefix(root).lstrip("/")
@@ -95,7 +95,7 @@ class Location:
                 )
                 found.append((parts, self._found(info, inner)))
         if not found:
-            raise DataError(f"{self}: this folder has no *{suffix} file. Use another path")
+            raise DataError(f"{self}: no {suffix or 'data'} file in this folder. Use another path")
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def below(self, root: Location) -> str:
