@@ -163,7 +163,7 @@ class _Reading:
         self.num_values += 1
         if self.num_values > MOST_VALUES:
             line = self.lines.get(location, 0)
-            message = f"the file has more than {MOST_VALUES:,} values, counting expanded aliases"
+            message = f"the file has more than {MOST_VALUES:,} values with aliases. Shorten it"
             raise _error(self.path, line, message)
         tag = str(node.tag)
         if tag not in _TAGS:
@@ -268,11 +268,11 @@ def _set(data: Any, location: Location, value: Any) -> str:
             if not isinstance(data, list):
                 return f"{where} is not a list in the file. Remove [{part}]"
             if part >= len(data):
-                return f"{where} has {len(data)} items in the file, so [{part}] does not exist"
+                return f"{where} has only {len(data)} items in the file. Use a number below that"
         elif not isinstance(data, dict):
             if isinstance(data, list):
                 return f"{where} is a list in the file. Add an item number, for example {where}[0]"
-            return f"{where} is a single value in the file, so it has no key {part!r}"
+            return f"{where} is a single value in the file, without keys. Remove .{part}"
         if depth == len(location) - 1:
             data[part] = value
         else:

@@ -267,7 +267,7 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: the dataset cannot score other tables, or a column is missing.
         """
-        raise DataError(f"dataset {self.name!r} does not support scoring of other tables")
+        raise DataError(f"dataset {self.name!r} cannot score other tables. Use recd evaluate")
 
 
 class DatasetWrapper(Dataset):
