@@ -15,7 +15,7 @@ TABLE = "TABLE"
 
 
 class Starts(click.Group):
-    """Subcommands of ``recd init``: one for each named model, and ``TABLE`` for data files."""
+    """Subcommands of ``recd init``: ``TABLE`` for data files, others for models such as rm1."""
 
     def add(self, command: Any, where: str) -> None:
         """Add a command. ``where`` names its plugin package in errors.

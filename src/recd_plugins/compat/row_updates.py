@@ -241,7 +241,7 @@ class ClippedTables:
         return f"because {_OPTION} clips the gradient of each row" if self.tables else ""
 
     def check_stored(self, features: Collection[str]) -> None:
-        """Check that none of these deduplicated features uses a table that clips gradients.
+        """Check that none of ``features``, all deduplicated, uses a table that clips gradients.
 
         Raises ExactnessError if a feature uses such a table.
         """

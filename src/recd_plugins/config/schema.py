@@ -316,7 +316,7 @@ class TrainingSpec(Spec):
         return validation
 
     def overlaps(self, device_type: str, nodes: int) -> bool:
-        """Return whether the next batch's rows are looked up during the all-reduce."""
+        """Return whether the next batch is looked up during the all-reduce of dense gradients."""
         return device_type == "cpu" and nodes > 1 if self.overlap is None else self.overlap
 
     @property

@@ -238,7 +238,7 @@ def read_metadata(path: Path | Location) -> pq.FileMetaData:
 
 
 def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
-    """Return the sum of the statistics in file footers, or None if a file has no statistics.
+    """Return the summed duplication statistics in file footers, or None if one file has none.
 
     Raises:
         DataError: a file is not Parquet, or the features of two files differ.

@@ -103,7 +103,7 @@ class Preprocess:
         self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
-        """Return a batch with preprocessed features."""
+        """Return a batch with preprocessed features. ``rows`` is used in error messages only."""
         partials, exact = self._transform_partials(batch.partials)
         kjt = batch.kjt
         if kjt is not None and not self._steps.keys().isdisjoint(kjt.keys()):
@@ -460,7 +460,7 @@ def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
 
 
 def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
-    """Return the fitted state of preprocessing entries, such as vocabularies, for a checkpoint."""
+    """Return the fitted state, keyed by JSON lists (entry index, feature, name of the tensor)."""
     found = {}
     for number, entry in _entries_with_state(registry):
         for feature, step in (entry.plugin.fitted or {}).items():

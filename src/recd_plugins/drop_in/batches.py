@@ -32,7 +32,7 @@ def replace_kjts(
 
     Args:
         batch: any object.
-        replace: called with the path, such as ``batch['clicks'][0]``, and the KeyedJaggedTensor.
+        replace: called with a path, such as ``batch['clicks'][0]``, and a KJT; returns a KJT.
         path: path of ``batch``, for recursive calls.
         above: ``id()`` of the objects that contain ``batch``, to detect cycles.
     """

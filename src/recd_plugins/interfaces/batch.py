@@ -32,7 +32,7 @@ class MakingTimes:
         preprocess: preprocessing and the check of ids.
         transfer: building the ``ModelInput``, serialization, pinning, and ``arrival``.
         arrival: the part of ``transfer`` in the training process, for deserialization and pinning.
-            Batches arrive in blocks, and the first batch includes the time of the block.
+            Batches arrive in blocks. The first batch of a block has the time of its block.
     """
 
     fill: float = 0.0
@@ -150,8 +150,8 @@ class ModelInput(Pipelineable):
         labels: float32 ``[B]``.
         replicated_features: KJT of the features of data-parallel tables, or None.
         sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
-            unique rows of any deduplication group; other groups are padded with empty rows. A
-            partially deduplicated feature has all its stored ids in the first row.
+            unique rows of any feature; other features are padded with empty rows. A partially
+            deduplicated feature has all its stored ids in the first row.
         num_unique: maps each sequence feature to its number of unique rows.
         inverse_lookup: maps each deduplicated sequence feature to the unique row of each batch
             row, int64 ``[B]``.

@@ -112,8 +112,8 @@ class DataProfile:
     def rows(self, table: Table, batch_size: int) -> float:
         """Return the number of lengths that a rank sends for the KeyedJaggedTensor of a table.
 
-        A pooled table returns one vector per length. For a coalesced table, which sends each
-        distinct id once, the result is the number of distinct ids if pooled, else 0.
+        This is also the number of vectors that a pooled table returns. A coalesced table sends each
+        distinct id once: one length per distinct id if it is pooled, else no lengths.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size) if table.pooled else 0.0

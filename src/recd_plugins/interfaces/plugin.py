@@ -154,7 +154,7 @@ def plugin_call(
 
 
 def part_call(part: object, what: str) -> AbstractContextManager[None]:
-    """Return a ``code_call`` for an object with which a package extends a command."""
+    """Return a ``code_call`` for an object that extends a command, such as a RunReport."""
     name = f"plugin class {type(part).__module__}.{type(part).__qualname__}"
     return code_call(name, what, type(part))
 

@@ -148,7 +148,7 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class CollectiveRate(BaseModel):
     """Latency and bandwidth of a collective.
 
-    The number of bytes is the size of a rank's input, as in FlexShard's cost model (arXiv
+    The bandwidth counts the input bytes of one rank, as in FlexShard's cost model (arXiv
     2301.02959).
     """
 
