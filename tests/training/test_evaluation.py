@@ -384,8 +384,8 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert str(validation) == (
         "stopped early, after step 8: the best normalized_entropy of the validations was 0.80000, "
         "after step 4, with no improvement in the next 2 validations. Test figures are those of "
-        "step 4. They are optimistic, as the test split selected this step; recd evaluate on other "
-        "data is unbiased"
+        "step 4, and optimistic, because the test split selected this step. For unbiased figures, "
+        "evaluate on other data"
     )
     assert Validation(spec(patience=2), validation.curve).stops
     assert Validation(spec(metric="auc"), validation.curve).curve.values == []

@@ -81,7 +81,7 @@ def evaluate(
     device: torch.device,
     finite: FiniteRun,
 ) -> Measured:
-    """Evaluate all rows of the test split, if it exists and evaluation is enabled.
+    """Return quality and metrics on the test split; (None, {}) if evaluation is disabled.
 
     All ranks must call this. Rows that pad a batch are scored but not counted.
     """
@@ -384,8 +384,8 @@ class Validation:
         stale, patience = self.curve.stale, self._spec.patience
         return (
             f"There is nothing to train: training.validation.patience ({patience}) was reached at "
-            f"step {self._step}; the best step was {self.curve.best_step}. To continue, set it to "
-            f"more than {stale}, or to null"
+            f"step {self._step}; the best step was {self.curve.best_step}. To continue, set "
+            f"patience to more than {stale}, or to null"
         )
 
     def add(self, step: int, measured: Measured) -> bool:
@@ -397,7 +397,7 @@ class Validation:
                 + (
                     f"Use one of: {', '.join(map(repr, values))}."
                     if values
-                    else "The test split has no rows."
+                    else "The test split has no rows. Use a larger test split."
                 )
             )
         value = float(values[self._spec.metric])
@@ -436,8 +436,8 @@ class Validation:
         if curve.best is None:
             return best
         return (
-            f"{best}. Test figures are those of step {curve.best_step}. They are optimistic, as "
-            "the test split selected this step; recd evaluate on other data is unbiased"
+            f"{best}. Test figures are those of step {curve.best_step}, and optimistic, because "
+            "the test split selected this step. For unbiased figures, evaluate on other data"
         )
 
 
