@@ -134,7 +134,7 @@ def test_the_largest_batch(make_registry) -> None:
     assert made.plain.largest_batch_size
     # Per row: activations of 5000 bytes, of which poolings' are divided, and what lookups hold.
     assert made.plugins.largest_batch_size > 1.5 * made.plain.largest_batch_size
-    assert "rows more do not fit" in text(made)
+    assert "searched in steps of" in text(made)
 
 
 def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -> None:

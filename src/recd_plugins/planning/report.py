@@ -326,8 +326,8 @@ def _changes(report: PlanReport) -> Iterator[str]:
         more = mine.largest_batch_size / plain.largest_batch_size
         yield (
             f"  largest batch of a rank: {plain.largest_batch_size:,} -> "
-            f"{mine.largest_batch_size:,} rows ({more:.2f}x); {plain.batch_step:,} and "
-            f"{mine.batch_step:,} rows more do not fit"
+            f"{mine.largest_batch_size:,} rows ({more:.2f}x), searched in steps of "
+            f"{plain.batch_step:,} and {mine.batch_step:,} rows"
         )
     changed = report.changed().items()
     for (before_type, after_type), names in changed:
