@@ -97,5 +97,5 @@ def test_a_plain_first_batch_makes_all_plain_and_says_so(caplog: pytest.LogCaptu
         assert form.fit(form.ordered(batch("ab", deduplicated=True))).stride() == ROWS
     assert [text for text in caplog.messages if text.startswith("module")] == [
         "module 'bags': deduplicated batches are expanded to all rows, because the first batch was "
-        "plain; deduplicate the first batch and evaluation too"
+        "plain. Deduplicate all training and evaluation batches"
     ]

@@ -114,7 +114,7 @@ class BatchForm:
         if not self._told:
             self._told = True
             first = (
-                "because the first batch was plain; deduplicate the first batch and evaluation too"
+                "because the first batch was plain. Deduplicate all training and evaluation batches"
             )
             why = self.plain_only or first
             logger.warning("%s: deduplicated batches are expanded to all rows, %s", self.name, why)
@@ -280,7 +280,7 @@ def fit_batches(
 
 
 def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
-    """Convert a plain batch to the form of a deduplicated batch, but keep duplicate rows."""
+    """Add inverse indices for the features in ``order`` to a plain batch; keep duplicate rows."""
     rows = features.stride()
     every_row = torch.arange(rows, device=features.device())
     return with_fields(

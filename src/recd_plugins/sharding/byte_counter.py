@@ -160,7 +160,7 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
 
 
 def tracker_of(module: nn.Module) -> Callable[..., None] | None:
-    """Return the user's lookup tracker of a sharded module, which ``lookup_ids`` may wrap."""
+    """Return the user's ``post_lookup_tracker_fn``, even while ``lookup_ids`` replaces it."""
     tracker: Any = module.post_lookup_tracker_fn
     while isinstance(tracker, _Counting):
         tracker = tracker.before

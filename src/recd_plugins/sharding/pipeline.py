@@ -389,7 +389,7 @@ def build_train_pipeline(
         if registry.training.overlap and not overlapped:
             logger.warning(
                 "%s: training.overlap has no effect with a pipeline: entry, with a cache that "
-                "prefetches, or without a module that can look up rows of the next batch early",
+                "prefetches, or if no module has only fused kernels. Remove training.overlap.",
                 registry.path,
             )
         for entry in entries:

@@ -27,7 +27,7 @@ _get_recat = cache(_get_recat)
 
 
 def exchange_sizes_once(modules: Iterable[nn.Module]) -> None:
-    """Let the input dists of ``modules``, which a train pipeline runs, wait for ``send_sizes``."""
+    """Make input dists of ``modules`` return requests, which ``send_sizes`` sends together."""
     for module in chain.from_iterable(each.modules() for each in modules):
         for input_dist in getattr(module, "_input_dists", ()):
             if isinstance(replaced := getattr(input_dist, "_dist", None), KJTAllToAll):
