@@ -190,7 +190,7 @@ def choose(
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
     problem = ""
     if others and not tables:
-        problem = "the other entries select every table. Remove this entry."
+        problem = "the other entries select every table, so no table is left. Remove this entry."
     elif twice := names_of_several(tables):
         problem = (
             f"several modules have tables with the same name: {shortened(twice)}. Rename these "

@@ -155,7 +155,7 @@ class Measurement(ABC):
 
 
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:
-    """Return the measurement that was registered last; plugin files override packages."""
+    """Return the measurement that was registered last (plugin files after packages), or None."""
     found: list[type[Measurement]] = []
     PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
     return found[-1]() if found else None

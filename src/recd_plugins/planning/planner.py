@@ -270,7 +270,7 @@ class SortedEnumerator(EmbeddingEnumerator):
     def options_of(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[Option]:
-        """Return the sharding options of all tables, sorted."""
+        """Return the sharding options of all tables, in the same order in every process."""
         return [self._made[id(option)] for option in self.enumerate(module, sharders)]
 
     def enumerate(

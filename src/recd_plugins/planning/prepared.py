@@ -266,7 +266,7 @@ def prepare_parts(
 def _refuse_split_features(
     registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Collection[str]
 ) -> None:
-    """Raise an error if entries coalesce only some of the tables that a feature looks up."""
+    """Raise an error if a feature looks up coalesced tables (``coalesce: true``) and others."""
     for entry in registry.sharding:
         for module in modules if entry.plugin.coalesces else ():
             if module.ours and any(entry.matches(table.name) for table in module.tables):

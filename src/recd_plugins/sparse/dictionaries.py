@@ -31,7 +31,7 @@ class BrokenListError(ValueError):
     """
 
     def __init__(self, column: int) -> None:
-        super().__init__(f"column {column!r} has a list of bytes that is not a multiple of 8")
+        super().__init__(f"column {column}: the size of a list is not a multiple of 8 bytes")
         self.column = column
 
 

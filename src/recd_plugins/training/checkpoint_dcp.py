@@ -157,7 +157,7 @@ def _size(record: Any) -> torch.Size:
 
 
 def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Metadata:
-    """Rename the data-parallel tables of an early checkpoint to their current names."""
+    """Rename data-parallel tables of early checkpoints; ``names`` returns the model's names."""
     entries = metadata.state_dict_metadata
     new = {name: _COPIES.sub(r"\1bags\2", name) for name in entries}
     tables = [name for name in entries if name.startswith(_MODEL) and new[name] != name]

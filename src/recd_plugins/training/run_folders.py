@@ -128,7 +128,7 @@ def runs_folder(registry: RunConfig) -> Path | None:
 
 
 def refuse_run_folder(given: Path) -> None:
-    """Raise RecdError if ``given``, which should be a registry file or table, has runs."""
+    """Raise RecdError if ``given`` is a run folder or a folder of runs."""
     for folder in (given, *runs_in(given)[-1:]):
         if not (folder / SETTINGS).exists():
             continue
