@@ -111,7 +111,7 @@ class TiersReport:
 
 
 def study_entry(field: str, plugin: str, plan: TierPlan) -> EntryTiers:
-    """Choose the rows to copy with each flexshard plugin and the same budget, for comparison."""
+    """Return ``plan`` of a sharding entry, and plans of other flexshard plugins in its budget."""
     alternatives: dict[Strategy, TierPlan] = {}
     for strategy in _STRATEGY_NAMES:
         if strategy == plan.strategy:

@@ -152,10 +152,10 @@ class CostOptions:
 
     @property
     def exposed(self) -> float:
-        """Return the weight of other collectives relative to the global all-to-all.
+        """Return the weight of all other collectives relative to the global all-to-all.
 
-        ``1 - overlap`` to minimise time. A tiny number to minimise bytes, so that plans with equal
-        all-to-all bytes are compared by the other collectives.
+        It is ``1 - overlap`` if ``minimise`` is ``time``. For ``bytes`` it is tiny, so that it only
+        decides between plans with equal all-to-all bytes.
         """
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 

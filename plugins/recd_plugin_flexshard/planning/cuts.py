@@ -105,7 +105,7 @@ class Ranking:
         self.everything = self.first(int(self._ends[-1]))
 
     def exchanged(self, group: CopyGroup) -> Floats:
-        """Return ``CopyGroup.exchanged`` for one row of each bin, float64 ``[num_bins]``."""
+        """Return the bytes of a sparse sync divided by an all-reduce, per row, ``[num_bins]``."""
         return group.exchanged(self.keys, self._coalesce)
 
     def first(self, num_rows: int) -> Prefix:
