@@ -70,7 +70,7 @@ def normals(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
 
 @nb.njit(cache=True, nogil=True)
 def list_offsets(stream: int, first_row: int, num_rows: int, most: int, fixed: bool) -> Int32s:
-    """Return offsets of lists with ``most`` ids, or 1 to ``most`` ids, int32 ``[num_rows + 1]``."""
+    """Return int32 offsets of lists of ``most`` ids if ``fixed``, else of 1 to ``most`` ids."""
     offsets = np.zeros(num_rows + 1, np.int32)
     for i in range(num_rows):
         length = most
@@ -139,7 +139,7 @@ def zipf_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int, exponen
 
 @nb.njit(cache=True, nogil=True)
 def add_effects(stream: int, offsets: Int32s, ids: Int64s, out: NDArray[np.float64]) -> None:
-    """Add a hidden effect of the row's ids, with variance 1, to ``out``, float64 ``[num_rows]``."""
+    """Add the effect of each row's ids on its label, with variance 1, to ``out[num_rows]``."""
     salt = mix(nb.uint64(stream))
     for i in range(len(out)):
         length = offsets[i + 1] - offsets[i]

@@ -341,7 +341,7 @@ class Criteo(Dataset):
         if split not in self.splits():
             raise DataError(
                 "dataset 'dlrm.criteo' has no test split, because option 'evaluate' is 'nothing'. "
-                "Change this option."
+                "Set 'evaluate' to 'test', 'validation' or 'last_day'."
             )
         units = tuple(
             readers.Unit(number, group, segment.first_row, segment.num_rows)

@@ -117,7 +117,7 @@ def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of ``num_rows`` adjacent rows of a day, within one unit (see ``Day.starts``)."""
+    """Adjacent rows of a day, within one unit (rows between two positions to start reading)."""
 
     first_row: int
     num_rows: int

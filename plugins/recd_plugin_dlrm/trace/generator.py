@@ -56,7 +56,7 @@ def insert_ids(unique: Int64s, num: int, keys: Int64s, codes: Int32s) -> None:
 
 @nb.njit(cache=True, nogil=True)
 def compact(at: Int32s, used: int, last: Int32s, new_tree: Int32s, new_at: Int32s) -> int:
-    """Copy an LRU stack to new arrays without free positions. Return the number of used ones."""
+    """Copy an LRU stack to new arrays without gaps. Return the number of used positions."""
     live = 0
     for position in range(1, used + 1):
         code = at[position]
@@ -111,7 +111,7 @@ def stack_distances(
     last: Int32s,
     state: Int64s,
 ) -> int:
-    """Run Algorithm 1: write stack distances until no position is free, and return their number."""
+    """Run Algorithm 1 until no position is free. Return the number of distances in ``out``."""
     used, live = state[0], state[1]
     done = 0
     while done < len(codes) and used < len(at) - 1:
@@ -169,7 +169,7 @@ def generate(
     at: Int32s,
     state: Int64s,
 ) -> int:
-    """Run Algorithm 2: draw codes until no position is free, and return their number."""
+    """Run Algorithm 2 until no position is free. Return the number of id codes in ``out``."""
     used, live, reach, drawn = state[0], state[1], state[2], state[3]
     stream = mix(nb.uint64(seed))
     done = 0
@@ -238,7 +238,7 @@ class TableTrace:
         return int(self.distances[1:][np.searchsorted(sums, (int(sums[-1]) + 1) // 2)])
 
     def weights(self, min_new: float = 0.0) -> NDArray[np.float64]:
-        """Return the probability of each distance, float64 ``[k]``, at least ``min_new`` for 0."""
+        """Return the probability of each distance, ``[k]``; distance 0 has at least ``min_new``."""
         weights = self.counts / self.accesses
         raised = max(weights[0], min_new)
         if len(weights) > 1:
@@ -464,9 +464,9 @@ def worst_difference(profile: TableTrace, counts: NDArray[np.int64] | NDArray[np
 
 
 def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> float:
-    """Return the lowest p0 whose expected hit rates differ at most ``within`` from the original.
+    """Return the lowest fraction of new ids (p0) that changes LRU hit rates by ``within`` or less.
 
-    Returns the p0 with the smallest difference if no value is close enough.
+    Returns the p0 with the smallest change of the profile's hit rates if all exceed ``within``.
     """
     expected = expected_counts(profile, accesses)
     own = profile.new_share
