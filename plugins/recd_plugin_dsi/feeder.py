@@ -177,9 +177,9 @@ class _Feeder:
         self._sender.send("done")
 
     def _strides(self, position: dict[str, Any], readers: int) -> Generator[pa.Table, None, None]:
-        """Yield blocks of a dataset that cannot skip rows, so that all readers read all rows.
+        """Yield blocks of a dataset that cannot skip rows.
 
-        Each of the readers makes every ``readers``-th block.
+        Each reader reads all rows, but encodes only every ``readers``-th block.
         """
         memory = self._memory // readers
         streams = [
