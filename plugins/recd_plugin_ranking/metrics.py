@@ -100,7 +100,7 @@ def figures(
 
 
 def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Return the mean of each metric over all queries in ``figures`` results, or NaN."""
+    """Return each metric's mean over all queries of ``figures`` results; NaN without queries."""
     names = dict.fromkeys(name for part in parts for name in part)
     sums = {name: [part[name] for part in parts if name in part] for name in names}
     return {
