@@ -106,12 +106,12 @@ class PackedRows:
         self._sequences = sequences
 
     def values(self) -> Tensor:
-        """Return the values of the sequences, padded."""
+        """Return the padded values of the sequences, ``[F, M, D]``."""
         values = _padded([each.values() for each in self._sequences], max(self.sizes))
         return values.view(len(self.sizes), max(self.sizes), values.shape[1])
 
     def packed(self, values: Tensor) -> Tensor:
-        """Convert padded to packed values."""
+        """Convert padded values ``[F, M, ...]`` to packed values ``[num_values, ...]``."""
         if min(self.sizes) == max(self.sizes):
             return values.flatten(0, 1)
         packed: Tensor
@@ -119,7 +119,7 @@ class PackedRows:
         return packed
 
     def padded(self, values: Tensor) -> Tensor:
-        """Convert packed to padded values, with zeros as padding."""
+        """Convert packed values ``[num_values, ...]`` to zero-padded values ``[F, M, ...]``."""
         if min(self.sizes) == max(self.sizes):
             return values.view(len(self.sizes), max(self.sizes), *values.shape[1:])
         padded: Tensor = torch.ops.fbgemm.jagged_to_padded_dense(
