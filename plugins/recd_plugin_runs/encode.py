@@ -162,7 +162,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _ids(value: Any, one: Row) -> list[int]:
-    """Return the ids of one value, int64."""
+    """Return the int64 ids of a value; ``one`` is its feature in ``signature.json``."""
     if value == "" and one.get("empty_is_missing"):
         value = None
     if one["kind"] == "id":
@@ -235,7 +235,7 @@ _ID: dict[str, Callable[[Any, Row], int]] = {
 
 
 def _numbers(value: Any, one: Row) -> list[float]:
-    """Return one finite number, or ``width`` numbers for a column of lists."""
+    """Return one finite number or, for a feature of lists, the ``width`` numbers of a list."""
     values = [value]
     if one["kind"] == "numbers":
         values = [None] * one["width"] if value is None or value == [] else value

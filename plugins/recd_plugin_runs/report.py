@@ -32,14 +32,14 @@ class Run:
     color: str = plots.COLORS[0]
 
     def figure(self, name: str) -> float | None:
-        """Return a figure by name, or None. In a comparison, the median over its rounds."""
+        """Return a metric, or None if missing. In a comparison, return the median over repeats."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
         value: float | None = run_results.figures_of(self.values).get(name, (None, ""))[0]
         return value
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
-        """Return the ratio of a figure to that of ``first``; None if they were not compared."""
+        """Return the ratio of a metric to the run ``first``; None if the runs were not compared."""
         if self.report is not first.report:
             return None
         if spread := self.values.get("rounds", {}).get(figure, {}).get("ratio"):
@@ -94,7 +94,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _results_in(path: Path) -> list[Path]:
-    """Return a path itself, or the finished runs in a folder of runs."""
+    """Return the finished runs if ``path`` is a folder of runs, otherwise ``[path]``."""
     if not path.is_dir() or (path / run_folders.RESULT).exists():
         return [path]
     found = [run for run in run_folders.runs_in(path) if (run / run_folders.RESULT).exists()]
@@ -404,7 +404,7 @@ def calibration_plot(runs: Sequence[Run]) -> html_page.Html:
 
 @plots.plot_style()
 def bar_plot(runs: Mapping[str, Mapping[str, float]], unit: str) -> html_page.Html:
-    """Plot a stacked horizontal bar per run as HTML. ``runs`` maps each run to its parts."""
+    """Plot a stacked horizontal bar per run as HTML. ``runs``: parts of the bar, keyed by run."""
     axes = _axes(1.5 + 0.42 * len(runs))
     names = [_short(name, 24) for name in runs]
     rows = np.arange(len(runs))

@@ -118,7 +118,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _values(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """Return a column; for lists, their id (null if empty), or their lengths if some are longer."""
+    """Return a column. Replaces lists by their id or null; by lengths if a list has several ids."""
     field, values = batch.schema.field(column), batch.column(column)
     if list_dict.is_list_dict(field):
         values = list_dict.to_lists(values)
@@ -134,10 +134,10 @@ def _values(batch: pa.RecordBatch, column: str) -> pa.Array:
 def slices(
     values: pa.Array, logits: Tensor, labels: Tensor, texts: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the metrics of the most frequent values, largest first, and of all other values.
+    """Return metrics of the rows with each of the most frequent values, and of all other rows.
 
-    Floating-point columns are in ascending order, and split at their deciles if they have more than
-    ``MOST`` distinct values.
+    Frequent values come first. Floating-point values are ascending, and are split at deciles if
+    there are more than ``MOST`` distinct values.
 
     Args:
         values: value of each row, ``[N]``.
@@ -160,7 +160,7 @@ def slices(
 
 
 def _grouped(values: pa.Array, texts: Mapping[int, str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the number of the slice of each row, ``[N]``, and the name of each slice."""
+    """Group rows by value. Return the group number of each row, ``[N]``, and the group names."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_floating(values.type):
