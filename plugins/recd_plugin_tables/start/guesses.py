@@ -187,10 +187,10 @@ def sequence(guesses: Guesses) -> ItemSequence | None:
 
 @dataclass(frozen=True)
 class Towers:
-    """Features of a two-tower model, the id first. Features in neither tower would leak the item.
+    """Features of a two-tower model. Features that would leak the item are in neither tower.
 
     Attributes:
-        item, user: sparse features of each tower.
+        item, user: sparse features of each tower, the item or user id first.
         item_dense, user_dense: indices of the dense features of each tower.
         item_numbers: names of the item's dense features.
         histories: history lists among ``user``.
@@ -213,7 +213,7 @@ class Towers:
 
 
 def towers(guesses: Guesses) -> Towers | None:
-    """Return both towers. None with a label, without an item, or without user id and history."""
+    """Return both towers; None with a label, without item, or with neither user id nor history."""
     item, session = guesses.item, guesses.the("session")
     if not guesses.implicit or item is None:
         return None
