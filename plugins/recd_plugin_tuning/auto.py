@@ -188,7 +188,7 @@ def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) ->
 def _better(
     evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
 ) -> Choices:
-    """Return ``choices`` if it is faster than ``best`` by at least the minimum, else ``best``."""
+    """Return ``choices`` if it saves the ``least_gain`` of its changed groups, else ``best``."""
     least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
     return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
 

@@ -148,7 +148,7 @@ def registry_command(
     bound: int | None,
     all_rows: bool,
 ) -> AccessProfile:
-    """Count the training rows of REGISTRY's data after preprocessing."""
+    """Count how often the training data of REGISTRY reads each row of its tables."""
     from recd_plugins.api import measure_access, transforms
 
     imports.silence_upstream()

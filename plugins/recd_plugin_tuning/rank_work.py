@@ -40,9 +40,9 @@ class Effort:
 
     Attributes:
         sizes: bytes per rank in collectives.
-        rounds: maximum rounds.
-        seconds: time limit for all rounds, except the first ``LEAST_ROUNDS``.
-        most_seconds: sizes whose first ``LEAST_ROUNDS`` rounds would take longer are skipped.
+        rounds: maximum number of timed runs.
+        seconds: time limit for all runs, except the first ``LEAST_ROUNDS``.
+        most_seconds: sizes whose first ``LEAST_ROUNDS`` runs would take longer are skipped.
     """
 
     sizes: tuple[int, ...]
@@ -345,7 +345,7 @@ def fit_costs(
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Return each rank's mean seconds per round while all ranks are busy. Collective call."""
+    """Return each rank's mean seconds per ``run()`` while all ranks are busy. Collective call."""
     dist.barrier()
     mean = fmean(_rounds(run, device, least))
     # Continue until all are done, so that no rank gets a core to itself.
@@ -361,7 +361,7 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Run for at least ``least`` seconds or ``_MOST_ROUNDS`` rounds, and return their seconds."""
+    """Call ``run`` for ``least`` seconds or ``_MOST_ROUNDS`` times. Return each call's seconds."""
     seconds: list[float] = []
     others = torch.zeros(_OTHER_BYTES if device.type == "cpu" else 0, dtype=torch.uint8)
     while len(seconds) < LEAST_ROUNDS or (len(seconds) < _MOST_ROUNDS and sum(seconds) < least):
