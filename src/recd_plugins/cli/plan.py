@@ -155,7 +155,7 @@ def plan(
     """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
 
     Shows the shards, the memory per rank and the predicted times. Compares them with the plan of
-    plain TorchRec. Flags that plugins add, such as --readers, plan something else.
+    plain TorchRec. Flags of plugins, such as --readers, run another planner instead.
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto

@@ -105,7 +105,7 @@ def flush_kernels(module: nn.Module) -> None:
 
 @contextmanager
 def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
-    """Remove weights with row kernels from ``tables`` while ``module`` moves to a device.
+    """Remove the weights of row kernels from ``tables`` while ``module`` moves to a device.
 
     DistributedModelParallel would copy the weights, and load state dicts into the copy.
     """
@@ -126,7 +126,7 @@ def close_kernels(module: nn.Module) -> None:
 
 
 def follow_state_dicts(module: nn.Module) -> None:
-    """Register hooks: reread rows after loading a state dict, flush rows before reading one."""
+    """Make row kernels reload rows after ``load_state_dict``, and write rows back before saves."""
     kernels = tuple(row_kernels(module))
     of_table: dict[str, list[RowKernel]] = {}
     for kernel in kernels:

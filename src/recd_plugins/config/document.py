@@ -268,7 +268,7 @@ def _set(data: Any, location: Location, value: Any) -> str:
             if not isinstance(data, list):
                 return f"{where} is not a list in the file. Remove [{part}]"
             if part >= len(data):
-                return f"{where} has only {len(data)} items in the file. Use a number below that"
+                return f"{where} has {len(data)} items in the file. Use an item number below that"
         elif not isinstance(data, dict):
             if isinstance(data, list):
                 return f"{where} is a list in the file. Add an item number, for example {where}[0]"

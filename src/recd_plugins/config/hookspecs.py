@@ -90,7 +90,7 @@ def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
 
 @hookspec
 def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
-    """Return ``Measurement`` classes for a cluster's speed. Of several, only the last is used."""
+    """Return classes that measure cluster speed (``Measurement``). Only the last one is used."""
 
 
 @hookspec

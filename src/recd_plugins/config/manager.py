@@ -112,7 +112,7 @@ class PluginManager:
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return a dict from name to plugin kind. Imports all packages for unknown sections."""
+        """Return plugin kinds by name. Imports all packages if it does not know a section."""
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
         return {kind.name: kind for kind in self._kinds}

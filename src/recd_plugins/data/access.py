@@ -122,7 +122,7 @@ def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str
 def table_reads(
     registry: RunConfig, tables: Sequence[Table], rows: int | None, *, deduplicated: bool
 ) -> Iterator[Reads]:
-    """Yield the table lookups of each batch in the first ``rows`` training rows (None: all)."""
+    """Yield the ids that each batch looks up, for the first ``rows`` training rows (None: all)."""
     num_embeddings = rows_by_feature(tables)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
     if deduplicated:

@@ -149,7 +149,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """Return a VBE KJT, a plain KJT if all features have B rows, or None if ``names`` is empty."""
+    """Return a KJT with a row count per feature (VBE; plain if all are B); None without names."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)

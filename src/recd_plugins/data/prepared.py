@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the features of each ModelInput tensor. Pooling entries select sequences."""
+    """Return the features of each ModelInput tensor. Pooling entries match sequence features."""
     # Imported here, since readers do not need torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 

@@ -460,7 +460,7 @@ def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
 
 
 def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
-    """Return the fitted state, keyed by JSON lists (entry index, feature, name of the tensor)."""
+    """Return the fitted state of preprocessing. Keys are JSON: [entry index, feature, name]."""
     found = {}
     for number, entry in _entries_with_state(registry):
         for feature, step in (entry.plugin.fitted or {}).items():

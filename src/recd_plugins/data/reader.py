@@ -78,7 +78,7 @@ class ReadPlan:
         return sum(unit.num_rows for unit in self.units)
 
     def num_steps(self, world_size: int, history: History = ()) -> int:
-        """Return the batches left per rank. ``history``: pairs (world size, steps) already read."""
+        """Return the batches left per rank. ``history`` has pairs (world size, batches read)."""
         return _num_steps(self._remaining(history), world_size, self.batch_size)
 
     def pieces(

@@ -179,7 +179,7 @@ def _inverse_of(
 
 
 def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Return each feature's stored row for each distinct batch row, and the inverse indices."""
+    """Deduplicate rows over all features; return stored rows by feature, and inverse indices."""
     of_all = inverse[0]
     num_rows = num_stored[0]
     for each, stored in zip(inverse[1:], num_stored[1:], strict=True):

@@ -55,7 +55,7 @@ def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts
     """Return ids and counts of the ``bound`` most frequent rows, and the error of the counts.
 
     Subtracts the largest dropped count from all counts (Misra-Gries; Agarwal et al., Mergeable
-    Summaries, PODS 2012, section 2). The error of all calls is below ``lookups / (bound + 1)``.
+    Summaries, PODS 2012, section 2). The total error is below ``all lookups / (bound + 1)``.
     """
     if len(rows) <= bound:
         return rows, counts, 0.0

@@ -43,7 +43,7 @@ class MakingTimes:
 
     @property
     def total(self) -> float:
-        """Seconds of all four stages. ``arrival`` is already part of ``transfer``."""
+        """Sum of the four stages, of which ``transfer`` includes ``arrival``."""
         return self.fill + self.convert + self.preprocess + self.transfer
 
     @property

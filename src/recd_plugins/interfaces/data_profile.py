@@ -65,7 +65,7 @@ class FeatureProfile:
         return batch_size - (batch_size - 1) * self.repeated_rows
 
     def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Return the expected ids per batch after deduplication, only of whole rows if pooled."""
+        """Return the ids per batch, without ``repeated_ids`` if ``pooled``, else ``shared_ids``."""
         repeated = self.repeated_ids if pooled else self.shared_ids
         return self.length * (batch_size - (batch_size - 1) * repeated)
 
@@ -155,7 +155,7 @@ class FeatureStatistics:
 
     Attributes:
         rows: number of rows.
-        sessions: number of runs of adjacent rows with the same session.
+        sessions: number of blocks of adjacent rows with the same session.
         ids: number of ids in all rows.
         unchanged_rows: number of rows that are equal to the previous row.
         unchanged_ids: number of ids in unchanged rows.
@@ -218,7 +218,7 @@ class TableStatistics:
 
     Attributes:
         rows: number of rows.
-        sessions: number of runs of adjacent rows with the same session.
+        sessions: number of blocks of adjacent rows with the same session.
         features: maps the feature name to its statistics.
     """
 

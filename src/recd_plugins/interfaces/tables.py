@@ -267,7 +267,7 @@ class TableStrategy:
     # Reports of a run.
 
     def channels(self, model: nn.Module) -> Mapping[Channel, str]:
-        """Return a dict from (process group, collective) to a label for the bytes in reports."""
+        """Return a dict from (process group, collective) to a label of its bytes in reports."""
         return {}
 
     @classmethod

@@ -113,7 +113,7 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 @contextmanager
 def persistent_output() -> Iterator[None]:
-    """Ignore errors of writing to stdout and stderr in this context if their reader has ended."""
+    """Within this context, ignore writes to stdout and stderr whose pipe or terminal is closed."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_persistent, before, (sys.__stdout__, sys.__stderr__))
     try:
