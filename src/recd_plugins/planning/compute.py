@@ -132,7 +132,7 @@ def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module,
 
 
 def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
-    """Return a batch of up to ``_COUNTED`` of the first rows, with all ids set to 0."""
+    """Return a batch of 64 rows at most, from the first rows of the data, with all ids 0."""
     rows = first_rows(registry)
     places = list(range(0, len(rows), -(-len(rows) // _COUNTED)))
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)

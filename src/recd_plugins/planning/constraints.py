@@ -221,7 +221,7 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
 def _keep_optimizers(
     merged: dict[str, ParameterConstraints], optimizers: Mapping[str, TableOptimizer]
 ) -> None:
-    """Exclude data-parallel sharding for tables whose own optimizer it would drop."""
+    """Exclude data-parallel sharding, which drops the optimizer of a table, where there is one."""
     for name, constraints in merged.items():
         kinds, optimizer = constraints.sharding_types, optimizers.get(name)
         if not kinds or optimizer is None or not optimizer.in_backward:

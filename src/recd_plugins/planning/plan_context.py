@@ -133,7 +133,7 @@ def plan_context(
         registry: run config with batch size, optimizer and data.
         modules: ``embedding_modules`` of the unprepared model.
         topology: default: ``training.topology``, or this machine with the process group's ranks.
-        device: device of the tables on that machine; default: CPU.
+        device: device of the tables; default: CPU.
         data: replaces the data of the run config, for example if it was measured before.
 
     Raises:

@@ -116,7 +116,7 @@ def estimate_step_cost(
     """Estimate the work of each rank in a training step.
 
     Args:
-        tables: ``all_tables_of`` the model.
+        tables: all embedding tables of the model.
         plan: sharding plan, for example ``dmp.plan``.
         profile: profile of the features as the model receives them.
         compute: dense compute of the model; see ``measure_compute``.

@@ -76,7 +76,7 @@ class ShardableModel:
         return all_tables_of(self.prepared.model)
 
     def as_plain(self) -> ShardableModel:
-        """Return the baseline of ``--compare``: no plugins, and plain KeyedJaggedTensors."""
+        """Return the baseline: the model without plugins, with plain KeyedJaggedTensors."""
         registry = self.prepared.registry
         with torch.device("meta"):
             model = build_model(registry, registry.dataset.schema())

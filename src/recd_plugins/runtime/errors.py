@@ -61,7 +61,7 @@ class RankError(RuntimeError):
 
 
 def on_rank(error: RecdError, rank: int) -> RecdError:
-    """Return the error with "on rank N" in its message, if it is a PluginError or DataError."""
+    """Return the error; a PluginError or DataError gets "on rank N" in its message."""
     if type(error) not in (PluginError, DataError) or re.search(r"\brank \d", str(error)):
         return error
     return type(error)(f"on rank {rank}: {error}").with_traceback(error.__traceback__)

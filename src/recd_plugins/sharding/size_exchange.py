@@ -27,7 +27,7 @@ _get_recat = cache(_get_recat)
 
 
 def exchange_sizes_once(modules: Iterable[nn.Module]) -> None:
-    """Make input dists of ``modules`` return requests, which ``send_sizes`` sends together."""
+    """Make input dists of ``modules`` wait for ``send_sizes``, which sends all sizes at once."""
     for module in chain.from_iterable(each.modules() for each in modules):
         for input_dist in getattr(module, "_input_dists", ()):
             if isinstance(replaced := getattr(input_dist, "_dist", None), KJTAllToAll):

@@ -112,8 +112,8 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Return the unique rows of a DeduplicatedKJT, or ``features`` if it is a plain KJT.
 
-    If keys, ids, lengths or weights were changed after deduplication, all rows are returned. This
-    also applies to inference mode on CPU, where some kernels do not support unique rows.
+    ``features`` is also returned if its keys, ids, lengths or weights were changed after
+    deduplication, and in inference mode on CPU, where some kernels do not support unique rows.
 
     Returns:
         A KeyedJaggedTensor with ``stride_per_key_per_rank`` and ``inverse_indices``, or

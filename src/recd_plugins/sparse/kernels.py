@@ -114,7 +114,7 @@ def _number_distinct(
     rows: Any,
     first_rows: Any,
 ) -> Any:
-    """Number the distinct rows among the changed rows; return how many there are."""
+    """Number the distinct rows among ``rows``, which differ from the previous row; count them."""
     mask = u64(len(table) - 1)
     table[:] = -1
     current = np.empty(len(columns), np.uint64)

@@ -190,7 +190,7 @@ class Checkpoints:
     def reserve(self, resume: bool) -> Iterator[None]:
         """Lock the folder for this run, and remove incomplete checkpoints.
 
-        Call this in only one process of the run.
+        Refuse a folder with checkpoints unless ``resume``. Call this in one process of the run.
         """
         with ExitStack() as stack:
             try:

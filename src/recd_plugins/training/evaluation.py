@@ -212,7 +212,7 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
 def calibration_bins(
     predictions: NDArray[np.floating], labels: NDArray[np.floating]
 ) -> tuple[tuple[int, float, float], ...]:
-    """Group rows by deciles of their predictions, for ``Quality.bins``. Arguments are ``[N]``."""
+    """Return (count, mean prediction, mean label) per decile of predictions. Arguments: ``[N]``."""
     edges = np.quantile(predictions, np.linspace(0.1, 0.9, 9))
     bins = np.searchsorted(edges, predictions)
     counts, *sums = (np.bincount(bins, weights) for weights in (None, predictions, labels))

@@ -491,7 +491,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return a dict from kind of collective or channel to its bytes, summed over ranks."""
+    """Return a dict from key to value, summed over ranks; keys are kinds of collectives."""
     kinds = sorted({kind for rank in per_rank for kind in rank})
     return {kind: sum(rank.get(kind, 0) for rank in per_rank) for kind in kinds}
 

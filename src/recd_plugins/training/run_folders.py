@@ -228,7 +228,7 @@ def find_trained(
     Args:
         given: a registry file, a run folder, or a folder of run folders (its newest run).
         run: number of the run; None selects the newest run with a checkpoint.
-        checkpoint: see ``chosen_checkpoint``.
+        checkpoint: ``newest``, ``best`` or a path; None: the best of a validated run, or newest.
         settings: further ``KEY=VALUE`` arguments.
         plugins_dir: folder with additional plugin files; None uses that of the run.
 

@@ -77,7 +77,7 @@ def build_sharded_model(
 ) -> ShardedModel:
     """Build, prepare, plan and shard the model of a run config. All ranks must call this.
 
-    Both variants start from the same seeded weights, whatever their plans. The baseline trains the
+    The initial weights depend only on the seed, not on variant and plan. The baseline trains the
     same model on plain KeyedJaggedTensors with TorchRec's own sharders. Its planner avoids
     shardings that TorchRec trains incorrectly on CPU.
 

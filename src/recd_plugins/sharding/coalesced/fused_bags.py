@@ -38,7 +38,7 @@ class BagColumns:
 def expand_at_once(
     sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return ``sources[i].index_select(0, index)`` for each index, where i comes from ``of``.
+    """Return ``sources[of[n]].index_select(0, indices[n])`` for each n.
 
     Args:
         sources: ``[R_i, D]`` each, of one dtype and device.

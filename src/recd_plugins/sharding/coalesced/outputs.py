@@ -70,7 +70,7 @@ class Part:
 
 
 def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``sources[i].index_select(0, index)`` for each index, where i comes from ``of``.
+    """Return ``sources[of[n]].index_select(0, indices[n])`` for each n.
 
     The backward pass sums gradients per row, in float32 for half precision. On CUDA, the last bits
     may differ from run to run.
