@@ -54,7 +54,7 @@ class Known(Preprocessing):
 
     def fit(self, feature, rows):
         if self.options.fault == "refuses fit":
-            raise DataError("too few rows")
+            raise DataError("too few rows to fit. Use more data")
         if self.options.fault == "by rank":
             import torch.distributed as dist
             self.ids.add(-dist.get_rank())

@@ -45,7 +45,7 @@ def test_cuda_is_taken_where_all_is_there(registry, machine, capsys, wanted):
 LACKS = [
     (0, True, "torch.cuda.is_available"),
     (2, False, "the CPU build of FBGEMM is installed"),
-    (1, True, "2 ranks need 2 CUDA devices, but this machine has 1"),
+    (1, True, "2 ranks need 2 CUDA devices, and this machine has 1"),
 ]
 
 

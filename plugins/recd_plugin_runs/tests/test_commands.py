@@ -95,13 +95,13 @@ def test_what_cannot_be_written_or_read_is_told_first(
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
-        assert f"{output}: the output would replace or be inside the input {table}" in said
+        assert f"{output}: the output would replace or be inside the input '{table}'" in said
     (tmp_path / "train").mkdir()
     for place in ("kept/step-000000001", "train", "test"):
         for words in (PREDICT[:-1], ROWS[:-1]):
             said = refusal([*words, f"{place}/a.parquet", "--force"])
-            assert f"a.parquet: the output would replace or be inside the input {place}" in said
-        assert f"the output would replace or be inside the input {place}" in refusal(
+            assert f"a.parquet: the output would replace or be inside the input '{place}'" in said
+        assert f"the output would replace or be inside the input '{place}'" in refusal(
             [*EXPORT[:-1], place, "--force"]
         )
 

@@ -182,8 +182,8 @@ def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
     for path in (*made_from, *(value for value in options if isinstance(value, Path))):
         if output.resolve().is_relative_to(path.resolve()):
             raise RecdError(
-                f"{output}: the output would replace or be inside the input {path}. Use another "
-                "path."
+                f"{output}: the output would replace or be inside the input {str(path)!r}. Use "
+                "another path."
             )
 
 

@@ -64,7 +64,7 @@ def lack_for_cuda(ranks: int) -> str:
         )
     devices = torch.cuda.device_count()
     if devices < ranks:
-        return f"{ranks} ranks need {ranks} CUDA devices, but this machine has {devices}"
+        return f"{ranks} ranks need {ranks} CUDA devices, and this machine has {devices}"
     return ""
 
 

@@ -183,7 +183,7 @@ class _Reading:
             return self.yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, OverflowError):
             kind = tag.removeprefix(_STANDARD)
-            self._refuse(node, location, f"{short_repr(node.value)} is not a YAML {kind}")
+            self._refuse(node, location, f"{short_repr(node.value)} is not a YAML {kind}. Fix it")
             return None
 
     def _mapping(

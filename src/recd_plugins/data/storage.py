@@ -208,7 +208,7 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
         kind = _MARKS.get(part) or ("Iceberg" if snapshot and at == len(below) - 2 else None)
         if kind is not None:
             raise DataError(
-                f"{'/'.join([root.rstrip('/'), *below[:at]])}: this is a {kind} table, whose files "
+                f"{'/'.join([root.rstrip('/'), *below[:at]])}: the format is {kind}, whose files "
                 "may contain deleted rows. Import Delta and Iceberg tables with recd init, or "
                 "write Parquet"
             )

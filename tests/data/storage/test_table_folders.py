@@ -35,5 +35,5 @@ def test_a_table_of_another_library_is_refused(tmp_path: Path, scheme: str, mark
     store.makedirs(f"{top}/table/{mark.rpartition('/')[0]}", exist_ok=True)
     store.pipe(f"{top}/table/{mark}", b"{}")
     for place in places[:2]:
-        with pytest.raises(DataError, match=rf"table: this is a {MARKS[mark]} table, whose files"):
+        with pytest.raises(DataError, match=rf"table: the format is {MARKS[mark]}, whose files"):
             ParquetTable(place)
