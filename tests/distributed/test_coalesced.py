@@ -350,7 +350,7 @@ REFUSED: dict[str, Callable[[], object]] = {
         ab_batch(stored=True)
     ),
     "got a batch without weights": lambda: ab(processed(), True)(ab_batch()).wait(),
-    "feature 'a' looks up the tables 't_a', 't_a": lambda: ab(twice(), True),
+    "table 't_a' lists feature 'a' twice": lambda: ab(twice(), True),
 }
 
 

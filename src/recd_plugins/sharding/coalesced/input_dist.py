@@ -61,12 +61,13 @@ def feature_groups(
     others = []
     for feature, names in tables.items():
         chosen = [name for name in names if name in coalesced]
-        if chosen and (len(chosen) < len(names) or len({*chosen}) < len(chosen)):
+        if chosen and len(chosen) < len(names):
             raise SetupError(
                 f"feature {feature!r} looks up the tables {', '.join(map(repr, names))}, but only "
-                f"{', '.join(map(repr, chosen))} are coalesced, or a table lists the feature "
-                "twice. Coalesce all of these tables or none, and list a feature once per table."
+                f"{', '.join(map(repr, chosen))} are coalesced. Coalesce all of them or none."
             )
+        if len({*chosen}) < len(chosen):
+            raise SetupError(f"table {chosen[0]!r} lists feature {feature!r} twice. List it once.")
         if chosen:
             groups.setdefault(tuple(names), []).append(feature)
         else:
@@ -182,7 +183,7 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 
 def numbers_on(device: torch.device, *numbers: Sequence[int]) -> Tensor:
-    """Return lists of equal length as an int64 tensor, without waiting for the device."""
+    """Return n lists of equal length as int64 ``[n, length]``, without waiting for the device."""
     made = torch.tensor(numbers, dtype=torch.int64)
     return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
 
