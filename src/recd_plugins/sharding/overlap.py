@@ -83,8 +83,8 @@ class _Learning(torch.autograd.Function):
 class DeferredAllReduce:
     """Defers the gradient all-reduce of DistributedDataParallel until ``start`` is called.
 
-    Buckets and the order of ranks do not change, so gradients are bit-identical. If several nodes
-    have several ranks each, gradients are summed within each node first, which may change bits.
+    On one node, or with one rank per node, gradients are bit-identical to those without deferral.
+    Otherwise, they are summed within each node first, which may change the last bits.
     Outside the ``later`` context, buckets are reduced immediately.
     """
 

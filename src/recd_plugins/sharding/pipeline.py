@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 class SparseDistTrainPipeline(TrainPipelineSparseDist):
     """TorchRec's TrainPipelineSparseDist, without CUDA streams on CPU.
 
-    On other devices, the sizes of all modules are exchanged in one message.
+    On other devices, ranks exchange the sizes of all modules' id tensors in one message.
     """
 
     _pipelined_forward_type: type[BaseForward[Any]] = PipelinedForward
@@ -84,8 +84,8 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Attach as the base class does, and preserve the received ids of batches in flight.
 
-        TorchRec (1.6 to 1.9) sends the ids of the first batch again without waiting for them. Its
-        module then lacks the batch sizes of the other ranks.
+        TorchRec (1.6 to 1.9) sends the ids of the first batch again without waiting for them. The
+        model then lacks the batch sizes of the other ranks.
         """
         super().attach(model, sparse_dist and not self._pipelined_modules)
 
