@@ -429,7 +429,7 @@ def _profile(
 
 
 def _costs(context: PlanContext, name: str) -> StageCosts:
-    """Return the machine's costs, with assumed values for missing costs; ``name`` needs them."""
+    """Return step costs, with assumed values for missing ones; ``name`` is a plugin, for errors."""
     if context.costs is None:
         raise SetupError(
             f"{name!r} needs measured or assumed step costs, but the PlanContext has costs=None. "

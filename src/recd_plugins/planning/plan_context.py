@@ -96,7 +96,7 @@ def off_meta() -> Iterator[None]:
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return a dict from table with a sharding entry to its exclusive id limit; None allows any."""
+    """Return a dict from table with a sharding entry to its exclusive id limit; None: no limit."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:

@@ -70,7 +70,7 @@ _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call ``make`` only on rank 0; every rank returns its result or raises its RecdError."""
+    """Call ``make`` on rank 0; every rank returns the result or raises the RecdError of rank 0."""
 
     def made() -> T | RecdError:
         try:

@@ -148,7 +148,7 @@ class PlanReport:
 
     @property
     def time_of_step(self) -> str:
-        """Return the heading: "predicted time" with measured costs, else "least time"."""
+        """Return the step time label: "predicted time" for measured costs, else "least time"."""
         return "least time" if self.spec.costs is None else "predicted time"
 
     @property

@@ -290,7 +290,7 @@ def rows_pooled(
 
 
 def is_variable_table(table: Table, profile: DataProfile) -> bool:
-    """Return True if features of a table may have fewer rows than a batch."""
+    """Return True if a table is coalesced or has a deduplicated feature (fewer rows)."""
     return table.name in profile.distinct or any(
         profile.of(feature).deduplicated for feature in table.features
     )
