@@ -140,7 +140,7 @@ class CheckpointState:
     ) -> None:
         """Load the state that DCP read into model and optimizer. All ranks must call this.
 
-        ``step`` is the checkpoint's step, and the optimizer step count of tables that lack one.
+        ``step``, the checkpoint's step, is also the step count of optimizers without a saved one.
         """
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})

@@ -286,7 +286,7 @@ class ValidationCurve:
 
     @property
     def best(self) -> int | None:
-        """Return the index of the best validation; the first of equal ones."""
+        """Return the index of the best validation, the first of equals; None without values."""
         sign = 1 if self.mode == "min" else -1
         known = [(sign * value, i) for i, value in enumerate(self.values) if value is not None]
         return min(known)[1] if known else None

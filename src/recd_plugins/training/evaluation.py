@@ -81,7 +81,7 @@ def evaluate(
     device: torch.device,
     finite: FiniteRun,
 ) -> Measured:
-    """Return quality and metrics on the test split; (None, {}) if evaluation is disabled.
+    """Return quality and metrics on the test split; (None, {}) if the run does not evaluate.
 
     All ranks must call this. Rows that pad a batch are scored but not counted.
     """

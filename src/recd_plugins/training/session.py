@@ -83,7 +83,7 @@ class Session:
     folder: Path | None = None
 
     def train(self, variant: Variant, sharding: str | None = None) -> Result:
-        """Train on all ranks: in new processes, or on the ranks of torchrun."""
+        """Train on all ranks. ``sharding`` is the plugin to use in the first sharding entry."""
         job = replace(self.job, variant=variant, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
