@@ -55,7 +55,7 @@ class Variant:
         tables: ``host``: in host memory, with embeddings and gradients copied to and from the
             device; ``stock``: on the device with TorchRec's sharder; ``cache``: in host memory with
             SCARS' row cache on the device; ``uvm``: FBGEMM's cache for CUDA.
-        policy: cache policy, for ``cache``.
+        policy: cache policy, for ``cache`` and ``uvm``.
         cached: whether the cache contains any rows.
         coalesced: whether ids are deduplicated before the input dist.
         lookahead: whether rows of the next batch are prefetched.
@@ -215,6 +215,7 @@ def _batches(job: Job) -> Iterator[ModelInput]:
                 keys=job.features,
                 values=batch.flatten(),
                 lengths=torch.ones(num_features * size, dtype=torch.int32),
+                length_per_key=[size] * num_features,  # as the reader's batches
             ),
             labels=(effect + noise > 0).float(),
         )
@@ -321,7 +322,7 @@ def _sharded_model(job: Job, side: Variant, device: torch.device) -> Distributed
     params = fused_params(TRAINING)
     factors = {table: len(job.hot_rows[table]) / rows for table, rows in job.rows.items()}
     sharder: ModuleSharder[nn.Module] = EmbeddingBagCollectionSharder(params)
-    if side.tables == "cache":
+    if side.tables != "stock":
         factors = factors if side.cached else dict.fromkeys(factors, 0.0)
         caches = {
             table: TableCache(
@@ -329,6 +330,7 @@ def _sharded_model(job: Job, side: Variant, device: torch.device) -> Distributed
                 load_factor=factor,
                 hot_rows=job.hot_rows[table],
                 lookahead=side.lookahead,
+                uvm=side.tables == "uvm",
             )
             for table, factor in factors.items()
         }

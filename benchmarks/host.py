@@ -28,6 +28,7 @@ from benchmarks._measure import Detail, Figure, Findings, Size, check_device, lo
 from benchmarks.ablation import DEDUP
 from benchmarks.scars import _job
 from recd_plugin_recd.models import rm_registry
+from recd_plugin_scars.runtime.policies import UVM_POLICIES, CachePolicy
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.data.loader import pinned
@@ -61,6 +62,7 @@ class Variant:
     sharding: str = "use: torchrec.planner\n    tables: ['*']"
     own_sharders: bool = False
     coalesced: bool = False
+    policy: CachePolicy = "lru"
 
 
 _COALESCE = "use: torchrec.table_wise\n    tables: ['*']\n    options: {coalesce: true}"
@@ -72,6 +74,7 @@ VARIANTS = {
     "two_tier": Variant("launches syncs backward_syncs", ranks=2, sharding=_TIERS),
     "scars_cached": Variant("launches syncs", "scars"),
     "scars_coalesced": Variant("launches syncs", "scars", coalesced=True),
+    "scars_static": Variant("launches syncs", "scars", policy="static"),
     "rm1": Variant("dispatched", "rm1"),
     "plain": Variant("", side="baseline", own_sharders=True),
     "stock": Variant("", side="baseline"),
@@ -227,7 +230,8 @@ def _scars(variant: Variant, device: torch.device, folder: str, batch_size: int)
     """Return pipeline, optimizer and batches of the SCARS benchmark."""
     kind: Any = device.type
     job, _ = _job(64, batch_size // 4, _STEPS, 1, kind, (512, 256), (512, 512, 256))
-    side = _scars_ranks.Variant("cache", coalesced=variant.coalesced, lookahead=True)
+    tables: Any = "uvm" if kind == "cuda" and variant.policy in UVM_POLICIES else "cache"
+    side = _scars_ranks.Variant(tables, variant.policy, coalesced=variant.coalesced, lookahead=True)
     dmp = _scars_ranks._sharded_model(job, side, device)
     optimizer = build_optimizer(dmp, _scars_ranks.TRAINING)
     batches = [pinned(b) if kind == "cuda" else b for b in _scars_ranks._batches(job)]

@@ -67,7 +67,7 @@ _CUDA_SIDES: Mapping[str, Variant] = {
     PLAIN: Variant("host"),
     "coalesced": Variant("cache", cached=False, coalesced=True, lookahead=True),
     "cached": Variant("cache", coalesced=True, lookahead=True),
-    "uvm": Variant("uvm"),
+    "uvm": Variant("uvm", "lru", lookahead=True),
 }
 
 

@@ -19,7 +19,10 @@ _SHARE_OF_MEMORY = 0.5
 
 
 class ScarsCache(Cache):
-    """Caches frequent rows in GPU memory or a host buffer. Host memory or files have all rows."""
+    """Caches frequent rows in GPU memory or a host buffer. Host memory or files have all rows.
+
+    On CUDA, FBGEMM's UVM cache is used for rows in host memory, except for policy ``static``.
+    """
 
     name = "scars.cache"
 
@@ -33,20 +36,23 @@ class ScarsCache(Cache):
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> CacheStrategy | None:
         """Return the caches of ``tables`` with sizes from the access profile, or None."""
-        from recd_plugin_scars.runtime.policies import TableCache
+        from recd_plugin_scars.runtime.policies import UVM_POLICIES, TableCache
         from recd_plugin_scars.strategy import CacheStrategy
 
         if not tables:
             return None
         plan = plan_caches(self.options, tables, context)
+        on_cuda = context.device_type == "cuda" and self.options.folder is None
+        policy = self.options.policy or ("lru" if on_cuda else "static")
         caches = {
             name: TableCache(
-                policy=self.options.policy,
+                policy=policy,
                 load_factor=table.load_factor,
                 # Use all known hot rows, because TorchRec's planner may enlarge the cache.
                 hot_rows=table.load.hot_rows(max(table.cached, len(table.load.access.rows))),
                 folder=self.options.folder,
                 lookahead=self.options.lookahead,
+                uvm=on_cuda and policy in UVM_POLICIES,
             )
             for name, table in plan.tables.items()
         }

@@ -23,6 +23,14 @@ INTERNALS = (
         ),
         "fast memory that grows",
     ),
+    Internal(
+        _TABLES,
+        (
+            *("timesteps_prefetched", "lxu_cache_locations", "lxu_cache_locations_list"),
+            "lxu_cache_locking_counter",
+        ),
+        "matching lookups with prefetches of FBGEMM's cache",
+    ),
     Internal(_TABLES, ("D_offsets", "bounds_check_warning"), "checking of bounds on a device"),
     Internal("torch.nn:Module", ("_buffers",), "checking of bounds on a device"),
     Internal("torch:Tensor", ("_version",), "seeing that prefetched ids changed"),

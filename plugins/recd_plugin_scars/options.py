@@ -25,11 +25,12 @@ class FileStorage(BaseModel):
 class CacheOptions(AccessOptions):
     """Size, eviction policy and backing store of the caches."""
 
-    policy: Literal["static", "lfu", "lru"] = Field(
-        default="static",
+    policy: Literal["static", "lfu", "lru"] | None = Field(
+        default=None,
         description=(
             "Rows to cache. static: the most read rows of the access profile. lfu: the most "
-            "frequently used rows so far. lru: the most recently used rows."
+            "frequently used rows so far. lru: the most recently used rows. null: lru on CUDA "
+            "with storage: host, otherwise static."
         ),
     )
     rows: Annotated[StrictInt, Field(ge=0)] | None = Field(

@@ -39,23 +39,25 @@ class CacheStrategy(TableStrategy):
         """Return constraints with the kernel ``fused_uvm_caching`` and the planned load factors.
 
         ``prefetch_pipeline=True`` makes TorchRec group tables by width, because all tables of a
-        cached kernel must have the same width.
+        cached kernel must have the same width. FBGEMM's cache gets its own algorithm, which also
+        keeps its tables out of the groups of other caches.
         """
         from torchrec.distributed.planner.types import ParameterConstraints
-        from torchrec.distributed.types import CacheParams
+        from torchrec.distributed.types import CacheAlgorithm, CacheParams
 
-        return {
-            table.name: ParameterConstraints(
-                compute_kernels=[_KERNEL],
-                cache_params=CacheParams(
-                    load_factor=_between(self.caches[table.name].load_factor, table),
-                    prefetch_pipeline=True,
+        chosen = {}
+        for table in tables:
+            if (cache := self.caches.get(table.name)) is not None:
+                params = CacheParams(
+                    algorithm=CacheAlgorithm[cache.policy_name.upper()] if cache.uvm else None,
+                    load_factor=_between(cache.load_factor, table),
+                    prefetch_pipeline=cache.prefetches or not cache.uvm,
                     stats=None if self._plan is None else self._plan.statistics(table.name),
-                ),
-            )
-            for table in tables
-            if table.name in self.caches
-        }
+                )
+                chosen[table.name] = ParameterConstraints(
+                    compute_kernels=[_KERNEL], cache_params=params
+                )
+        return chosen
 
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> CachedKernels:
@@ -73,17 +75,18 @@ class CacheStrategy(TableStrategy):
         """
         if option.compute_kernel != _KERNEL or option.name not in self.caches:
             return None
+        cache = self.caches[option.name]
         rows, dim = shard.size
         state = 4 * (optimizer == "rowwise_adagrad")
         row = dim * option.tensor.element_size() + state
         load_factor = option.cache_load_factor or 0.0
         slots = round(load_factor * rows)
         stats = None if option.cache_params is None else option.cache_params.stats
-        if stats is not None:
+        if stats is not None and not cache.uvm:  # FBGEMM's cache does not grow
             cold = stats.expected_lookups * stats.expected_miss_rate(load_factor)
             slots = min(rows, slots + round(2 * cold * (rows / option.tensor.shape[0])))
         fast = slots * (row + _SLOT) + rows * _ROW_MAP
-        if self.caches[option.name].folder is not None:
+        if cache.folder is not None:
             return RowMemory(fast, 0, 0)
         if device_type == "cpu":
             return RowMemory(fast, rows * row, rows * state)

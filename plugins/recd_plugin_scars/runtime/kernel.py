@@ -36,6 +36,7 @@ from recd_plugin_scars.runtime.tables import (
     table_names,
     with_parameters_on_host,
 )
+from recd_plugin_scars.runtime.uvm import UvmEmbedding, UvmEmbeddingBag
 from recd_plugins.api import (
     ExactnessError,
     LookupKernels,
@@ -324,13 +325,20 @@ class CachedKernels(LookupKernels):
         pg: Any,
         device: torch.device | None,
         sharding_type: ShardingType | None,
-    ) -> CachedEmbeddingBag:
+    ) -> CachedEmbeddingBag | UvmEmbeddingBag:
+        if (cache := self._of_group(config)).uvm:
+            return UvmEmbeddingBag(cache, config, pg, device, sharding_type)
         return CachedEmbeddingBag(config, pg, device, sharding_type, caches=self._caches)
 
     def sequences(
         self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
-    ) -> CachedEmbedding:
+    ) -> CachedEmbedding | UvmEmbedding:
+        if (cache := self._of_group(config)).uvm:
+            return UvmEmbedding(cache, config, pg, device)
         return CachedEmbedding(config, pg, device, caches=self._caches)
+
+    def _of_group(self, config: GroupedEmbeddingConfig) -> TableCache:
+        return self._caches[config.embedding_tables[0].name]
 
     def as_planned(
         self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
@@ -338,7 +346,7 @@ class CachedKernels(LookupKernels):
         return CachedKernels(as_planned(self._caches, params, configs))
 
     def prefetches(self, table: str) -> bool:
-        return self._caches[table].lookahead
+        return self._caches[table].prefetches
 
 
 def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:

@@ -211,6 +211,8 @@ BUILT_IN: dict[str, type[RowPolicy]] = {
 
 CachePolicy = Literal["static", "lfu", "lru"]
 """Built-in policies: keep given hot rows, the most often used, or the most recently used rows."""
+#: Policies of FBGEMM's UVM cache.
+UVM_POLICIES = ("lru", "lfu")
 
 
 @dataclass(frozen=True)
@@ -226,10 +228,12 @@ class TableCache:
             the first ``num_cached_rows`` of these rows. Other policies start with these rows.
         folder: folder of temporary files with all rows; None keeps all rows in host memory.
         lookahead: whether to fetch the rows of the next batch during the current step.
+        uvm: use FBGEMM's cache in GPU memory, with all rows in host memory (UVM). It needs CUDA,
+            policy ``lru`` or ``lfu``, and no ``folder``. It starts empty.
 
     Raises:
-        SetupError: the policy does not exist, ``load_factor`` is not from 0 to 1, or ``static`` has
-            no ``hot_rows``.
+        SetupError: the policy does not exist, ``load_factor`` is not from 0 to 1, ``static`` has
+            no ``hot_rows``, or FBGEMM's cache does not support the configuration.
     """
 
     policy: CachePolicy | PolicyMaker
@@ -237,6 +241,7 @@ class TableCache:
     hot_rows: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
     folder: Path | None = None
     lookahead: bool = True
+    uvm: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, str) and self.policy not in get_args(CachePolicy):
@@ -254,6 +259,16 @@ class TableCache:
                 f"TableCache: policy {self.policy_name!r} needs hot_rows. Pass the row numbers of "
                 "the table, most read first, or use policy 'lfu' or 'lru'."
             )
+        if self.uvm and (self.policy not in UVM_POLICIES or self.folder is not None):
+            raise SetupError(
+                f"TableCache: FBGEMM's UVM cache has no policy {self.policy_name!r} and no files. "
+                "Set uvm=False, or use policy 'lru' or 'lfu' without a folder."
+            )
+
+    @property
+    def prefetches(self) -> bool:
+        """Return whether the train pipeline prefetches rows, which FBGEMM supports for LRU only."""
+        return self.lookahead and not (self.uvm and self.policy == "lfu")
 
     @property
     def policy_maker(self) -> PolicyMaker:

@@ -195,3 +195,35 @@ def test_refusals_name_the_line(
     assert result.exit_code == 1
     for message in [f"{path}:{line}", *messages]:
         assert message in result.output
+
+
+def test_fbgemm_caches_rows_on_cuda_unless_in_files_or_static(context: PlanContext) -> None:
+    on_cuda = replace(context, device_type="cuda")
+    chosen = {
+        key: caches_of(where, rows=10, **options)["t_user"]
+        for key, where, options in (
+            ("cuda", on_cuda, {}),
+            ("cuda lfu", on_cuda, {"policy": "lfu"}),
+            ("cuda static", on_cuda, {"policy": "static"}),
+            ("cuda files", on_cuda, {"storage": {"file": "rows"}}),
+            ("cpu", context, {}),
+            ("cpu lru", context, {"policy": "lru"}),
+        )
+    }
+    assert {key: (cache.policy, cache.uvm) for key, cache in chosen.items()} == {
+        "cuda": ("lru", True),
+        "cuda lfu": ("lfu", True),
+        "cuda static": ("static", False),
+        "cuda files": ("static", False),
+        "cpu": ("static", False),
+        "cpu lru": ("lru", False),
+    }
+
+
+def test_fbgemm_gets_the_policy_and_the_planned_size(context: PlanContext) -> None:
+    on_cuda = replace(context, device_type="cuda")
+    for policy, prefetches in (("lru", True), ("lfu", False)):
+        params = part(on_cuda, policy=policy, rows=100).constraints(TABLES)["t_user"].cache_params
+        assert params.algorithm.name.lower() == policy
+        assert params.load_factor == 0.1
+        assert params.prefetch_pipeline is prefetches

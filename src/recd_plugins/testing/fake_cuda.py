@@ -49,6 +49,16 @@ _KERNELS = {
     "_efficient_attention_backward": 3,
     "segment_reduce": 2,
     "_segment_reduce_backward": 3,
+    "get_unique_indices": 7,
+    "lru_cache_populate": 14,
+    "lfu_cache_populate": 14,
+    "lxu_cache_locking_counter_decrement": 3,
+}
+#: Operators of FBGEMM's UVM cache without a CPU kernel. Fake lookups bypass the cache, so these
+#: operators do nothing.
+_OF_UVM_CACHE = {
+    *("lru_cache_populate", "lfu_cache_populate", "lxu_cache_locking_counter_decrement"),
+    "lxu_cache_flush",
 }
 #: Operators whose result has a size or a value that the host must wait for.
 _WAITS = {
@@ -284,6 +294,8 @@ class _OnCuda(OnDevice):
         kwargs = kwargs or {}
         name = str(getattr(func, "_qualified_op_name", getattr(func, "__name__", "")))
         with torch._C.DisableTorchFunctionSubclass():
+            if name == "zeros" and "out" in kwargs:  # FBGEMM's tables in UVM
+                return func(*args, dtype=kwargs.pop("out").dtype, **kwargs)
             if name.startswith(_ALWAYS) or (
                 name.startswith("fbgemm::")
                 and torch.is_grad_enabled()
@@ -335,6 +347,8 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "c10d::allreduce_":
         _buckets.update(each.data_ptr() for each in tensors)
     _count_operator(func, name, args, kwargs)
+    if name.removeprefix("fbgemm::") in _OF_UVM_CACHE:
+        return None
     inner = {**kwargs, "device": torch.device("cpu")} if device is not None else dict(kwargs)
     inner.pop("pin_memory", None)
     result = func(*tree_map(_stored, args), **tree_map(_stored, inner))

@@ -32,13 +32,14 @@ def config_of(
     pooling: PoolingType = PoolingType.SUM,
     *,
     features: Mapping[int, Sequence[str]] | None = None,
+    device: str = "cpu",
     **fused_params: Any,
 ) -> GroupedEmbeddingConfig:
     """Tables t0, t1, ... with these rows; each has a feature f0, f1, ..., or those given."""
     tables = []
     for index, num_rows in enumerate(rows):
         names = list((features or {}).get(index, [f"f{index}"]))
-        whole = ShardMetadata([0, 0], [num_rows, DIM], "rank:0/cpu")
+        whole = ShardMetadata([0, 0], [num_rows, DIM], f"rank:0/{device}")
         tables.append(
             ShardedEmbeddingTable(
                 name=f"t{index}",

@@ -1,0 +1,84 @@
+"""Embedding kernels with FBGEMM's UVM cache: frequent rows on the GPU, all rows in host memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from torch import Tensor
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_scars.runtime.policies import TableCache
+
+
+class _Uvm:
+    """Matches each lookup with the prefetch of its batch.
+
+    FBGEMM (1.6 to 1.9) takes the cache slots of the oldest prefetch for every lookup. An evaluation
+    or a failed step between prefetch and lookup would make it read rows of another batch.
+    """
+
+    _emb_module: Any
+
+    def __init__(self, cache: TableCache, config: GroupedEmbeddingConfig, *more: Any) -> None:
+        config.fused_params = {
+            **(config.fused_params or {}),
+            "cache_algorithm": CacheAlgorithm[cache.policy_name.upper()],
+            "prefetch_pipeline": cache.prefetches,
+        }
+        super().__init__(config, *more)  # type: ignore[call-arg]
+        self._fetch = self._emb_module.prefetch
+        self._emb_module.prefetch = self._prefetch  # TorchRec's prefetch stage calls it
+        self._prefetched: deque[tuple[Tensor, int, int, Tensor]] = deque()
+
+    def _prefetch(self, indices: Tensor, offsets: Tensor, *more: Any, **named: Any) -> None:
+        tables = self._emb_module
+        if tables.prefetch_pipeline:
+            self._fetch(indices, offsets, *more, **named)
+            slots = tables.timesteps_prefetched.pop(), tables.lxu_cache_locations_list.pop()
+            self._prefetched.append((indices, indices._version, *slots))
+
+    def _look_up(self, features: KeyedJaggedTensor, look_up: Callable[[], Tensor]) -> Tensor:
+        tables, ids = self._emb_module, features.values()
+        tables.timesteps_prefetched, tables.lxu_cache_locations_list = [], []
+        for place, (of_batch, version, step, slots) in enumerate(self._prefetched):
+            same_memory = of_batch.data_ptr() == ids.data_ptr() and len(of_batch) == len(ids)
+            if same_memory and version == ids._version:
+                for _ in range(place):  # a failed step left prefetched batches
+                    self._unlock(self._prefetched.popleft()[-1])
+                self._prefetched.popleft()
+                tables.timesteps_prefetched, tables.lxu_cache_locations_list = [step], [slots]
+                break
+        rows = look_up()
+        if not rows.requires_grad:  # otherwise the backward pass unlocks the slots
+            self._unlock(tables.lxu_cache_locations)
+        return rows
+
+    def _unlock(self, slots: Tensor) -> None:
+        """Allow the eviction of a batch's rows. Only FBGEMM's prefetch locks slots."""
+        if self._emb_module.prefetch_pipeline:
+            torch.ops.fbgemm.lxu_cache_locking_counter_decrement(
+                self._emb_module.lxu_cache_locking_counter, slots
+            )
+
+
+class UvmEmbeddingBag(_Uvm, BatchedFusedEmbeddingBag):
+    """TorchRec's pooling kernel with FBGEMM's UVM cache of policy ``cache.policy``."""
+
+    def forward(self, features: KeyedJaggedTensor, *more: Any, **named: Any) -> Tensor:
+        return self._look_up(features, lambda: super(_Uvm, self).forward(features, *more, **named))
+
+
+class UvmEmbedding(_Uvm, BatchedFusedEmbedding):
+    """TorchRec's kernel without pooling, with FBGEMM's UVM cache of policy ``cache.policy``."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self._look_up(features, lambda: super(_Uvm, self).forward(features))

@@ -1,0 +1,92 @@
+"""FBGEMM's UVM cache on the fake CUDA device, whose lookups bypass the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchrec.modules.embedding_configs import PoolingType
+
+from recd_plugin_scars.runtime.kernel import CachedKernels
+from recd_plugin_scars.runtime.policies import TableCache
+from recd_plugin_scars.tests.runtime.kernels import batch_of, config_of, prefetch
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.launch import launch
+from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
+
+UNLOCK = "fbgemm::lxu_cache_locking_counter_decrement"
+BATCHES = [[[1, 2], [3]]], [[[4], [0, 5]]], [[[7, 7], [6]]]
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.NONE])
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_each_lookup_gets_the_slots_of_its_own_prefetch(policy: str, pooling: PoolingType) -> None:
+    launch(_look_up_out_of_order, 1, policy, pooling)
+
+
+def _look_up_out_of_order(rank: int, world_size: int, policy: Any, pooling: PoolingType) -> None:
+    with fake_cuda() as device:
+        kernel = _kernel(policy, pooling, device)
+        tables = kernel.emb_module
+        weights = tables.split_embedding_weights()[0]
+        batches = [batch_of(*ids).to(device) for ids in BATCHES]
+        slots: list[Tensor] = []
+        if policy == "lru":
+            fetch = kernel._fetch
+
+            def fetch_and_keep(*arguments: Any, **named: Any) -> None:
+                fetch(*arguments, **named)
+                slots.append(tables.lxu_cache_locations_list[-1])
+
+            kernel._fetch = fetch_and_keep
+        prefetch(kernel, batches[0])
+        prefetch(kernel, batches[1])
+        assert len(slots) == (2 if policy == "lru" else 0)
+
+        with host_counts() as counts, torch.no_grad():  # an evaluation between two steps
+            _check_rows(kernel(batches[2]), weights, BATCHES[2], pooling)
+        assert tables.lxu_cache_locations.shape == batches[2].values().shape
+        assert all(tables.lxu_cache_locations is not each for each in slots)
+        assert _count(counts, UNLOCK) == (policy == "lru")
+
+        # The step of the first batch failed before its lookup.
+        with host_counts() as counts:
+            _check_rows(kernel(batches[1]), weights, BATCHES[1], pooling).sum().backward()
+        if policy == "lru":
+            assert tables.lxu_cache_locations is slots[1]
+            assert _count(counts, UNLOCK) == 2  # of the first batch, and after the second
+            assert not _count(counts, "fbgemm::lru_cache_populate")
+
+
+def _kernel(policy: Any, pooling: PoolingType, device: torch.device) -> Any:
+    config = config_of([8], pooling, device=str(device), cache_load_factor=0.5)
+    kernels = CachedKernels({"t0": TableCache(policy, 0.5, uvm=True)})
+    if pooling == PoolingType.NONE:
+        return kernels.sequences(config, None, device)
+    return kernels.bags(config, None, device, None)
+
+
+def _check_rows(rows: Tensor, weights: Tensor, ids: Any, pooling: PoolingType) -> Tensor:
+    bags = [weights.cpu()[torch.tensor(bag)] for bag in ids[0]]
+    expected = (
+        torch.cat(bags) if pooling == PoolingType.NONE else torch.stack([b.sum(0) for b in bags])
+    )
+    torch.testing.assert_close(rows.detach().cpu(), expected)
+    return rows
+
+
+def _count(counts: Any, operator: str) -> int:
+    return sum(
+        n for each, n in counts.items() if (each.what, each.kind) == ("dispatched", operator)
+    )
+
+
+def test_only_policies_of_fbgemm_use_its_cache() -> None:
+    for wrong in ({"policy": "static"}, {"policy": "lru", "folder": "rows"}):
+        with pytest.raises(SetupError, match="FBGEMM's UVM cache"):
+            TableCache(load_factor=0.5, hot_rows=np.arange(4), uvm=True, **wrong)  # type: ignore[arg-type]
+    assert TableCache("lru", 0.5, uvm=True).prefetches
+    assert not TableCache("lfu", 0.5, uvm=True).prefetches
