@@ -250,7 +250,7 @@ class CopyGroup:
 
     Attributes:
         members: number of ranks in the group.
-        batches: number of batches per step whose gradients each member has.
+        batches: number of batches per step (of 1 rank or a node) that look up a member's copies.
         repeats: mean number of accesses to a row by a batch that accesses the row.
     """
 

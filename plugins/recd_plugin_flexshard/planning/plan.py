@@ -244,8 +244,8 @@ def flex_size_bytes(plan: TierPlan) -> int:
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     """Predict the bytes sent per step for each tier of rows.
 
-    The tiers are cold (not copied), hot (copied to every rank) and flex (copied to every node, with
-    separate entries for embeddings and gradients).
+    The keys are ``cold`` (rows that are not copied), ``hot`` (copied to every rank), ``flex`` and
+    ``flex_gradients`` (embeddings and gradients of rows copied to every node).
 
     Assumes that ids are spread evenly, so each of n ranks sends (n - 1) / n of its ids to other
     ranks. Assumes that all tables are in one EmbeddingCollection. Each rank gets the lengths of all

@@ -193,7 +193,7 @@ class Overlay:
             sizes: number of rows of each table in the matrix at the time of the lookup.
 
         Returns:
-            None if gradients are all-reduced, or if no other rank has copies.
+            The exchange; None if gradients are all-reduced, or if no other rank has copies.
         """
         if not self._sparse or self._group.size() == 1 or not len(self.weights):
             return None

@@ -245,7 +245,7 @@ class CopiedRows:
         self._was_asked = False
 
     def hold(self, index: TierIndex) -> None:
-        """Copy the rows of ``index`` instead of the current rows. Their number must be the same."""
+        """Replace the copied rows by the rows of ``index``, which must have equally many rows."""
         if index is self.index:
             if self._is_out and self._folded == self._num_updates:
                 # All ranks refresh if one rank needs it.

@@ -1,8 +1,8 @@
 """Sparse sync: sums gradients of row copies over ranks, only for rows that a rank looked up.
 
-If one rank looked up a row, it sends the gradient to all other ranks. If several ranks did, one of
-them, chosen round-robin, sums the gradients and sends the sum. With two ranks, both send all their
-gradients. A touched row is a row that at least one rank looked up.
+If only one rank looked up a row, it sends the gradient to all other ranks. If several ranks did,
+one of them, chosen round-robin, sums the gradients and sends the sum. With two ranks, both send all
+their gradients. A touched row is a row that at least one rank looked up.
 """
 
 from __future__ import annotations
