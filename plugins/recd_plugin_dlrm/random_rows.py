@@ -84,7 +84,7 @@ def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSch
     for name in features:
         if name in (LABEL, *_dense_names(options)):
             raise DataError(
-                f"sparse feature {name!r}: another column has the same name. Use another name."
+                f"sparse feature {name!r} has the name of the label or a dense column. Rename it."
             )
     return FeatureSchema(features, _dense_names(options), LABEL)
 

@@ -131,7 +131,7 @@ class Day(ABC):
 
     Attributes:
         name: ``day_0`` or ``train``.
-        starts: int64 ``[num_units]``, the first row of each unit at which reads can start.
+        starts: int64 ``[num_units]``, rows at which reads can start; a unit is the rows between.
         num_rows: number of rows, at least 1.
         can_jump: whether reads can start at any unit without extra cost, as shuffling requires.
     """
@@ -154,14 +154,14 @@ class Day(ABC):
         """Yield the rows of the given segments, together with their positions in the files."""
 
     def segments(self, first_row: int, stop_row: int) -> list[Segment]:
-        """Return segments for rows ``first_row`` to ``stop_row - 1``, split where a unit begins."""
+        """Return segments for rows ``first_row`` to ``stop_row - 1``, split at ``starts``."""
         inside = self.starts[(self.starts > first_row) & (self.starts < stop_row)].tolist()
         edges = [first_row, *inside, stop_row]
         return [Segment(start, stop - start) for start, stop in pairwise(edges) if start < stop]
 
 
 def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
-    """Return the first row of each unit, if all units have ``UNIT_ROWS`` rows."""
+    """Return the first row of every ``UNIT_ROWS`` rows, int64 ``[num_units]``."""
     if not num_rows:
         raise DataError(f"{path}: the file has no rows. Remove the file or use another one.")
     return np.arange(0, num_rows, UNIT_ROWS, dtype=np.int64)
