@@ -127,7 +127,7 @@ def row_keys(rows: Rows, seed: int, epoch: int) -> Keys:
 
 
 def unit_floats(keys: Keys, number: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return random numbers in [0, 1): for each key, the one with index ``number``."""
+    """Return element ``number`` of each key's sequence of random numbers in [0, 1)."""
     mixed = _mixed(keys + _GOLDEN * (number.astype(np.uint64) + np.uint64(1)))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -32,8 +32,8 @@ class TwoTower(Model):
         user = [n for n in known if n not in options.item] if options.user is None else options.user
         if unknown := {*options.item, *user} - set(known):
             raise RecdError(
-                f"{self.name}: the dataset has no sparse feature '{min(unknown)}'. Use one of: "
-                f"{', '.join(map(repr, known))}."
+                f"{self.name}: options 'item' and 'user': the dataset has no sparse feature "
+                f"'{min(unknown)}'. Use one of: {', '.join(map(repr, known))}."
             )
         tables = [f"t_{name}" for name in (*user, *options.item)]
         for pattern in options.tables:

@@ -148,8 +148,8 @@ _UNIT_ROWS = 2048
 class RequestRows:
     """Positive training rows, each followed by unclicked rows of its session.
 
-    Loads the training split into memory. Omits positive rows of sessions without unclicked rows. If
-    a session has fewer unclicked rows than ``negatives``, they are repeated.
+    Loads the training split into memory. Omits positive rows of sessions without unclicked rows.
+    Repeats unclicked rows if a session has fewer than ``negatives`` of them.
     """
 
     def __init__(
@@ -302,8 +302,8 @@ class Negatives(DatasetWrapper):
         sparse, features = set(schema.sparse), {*schema.sparse, *schema.dense}
         if unknown := ({options.item, *options.never} - sparse) | {*options.with_item} - features:
             raise SetupError(
-                f"{self.name}: dataset {self.inner.name!r} has no feature '{min(unknown)}'. Use "
-                f"one of: {', '.join(map(repr, sorted(features)))}."
+                f"{self.name}: options 'item', 'never' or 'with_item': dataset {self.inner.name!r} "
+                f"has no feature '{min(unknown)}'. Use: {', '.join(map(repr, sorted(features)))}."
             )
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
