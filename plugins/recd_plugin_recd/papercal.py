@@ -415,7 +415,7 @@ def list_values(
 ) -> Int64s:
     """Return the ids of a feature's lists, int64 ``[offsets[-1]]``.
 
-    A session has one endless sequence of ids, and the list of version v starts at its element v.
+    A session has one endless sequence of ids. The list of version v starts at element v of it.
     Ids have a Zipf distribution over ``num_ids`` ids, and are hashed to 63 bits.
     """
     values = np.empty(offsets[-1], np.int64)

@@ -1,9 +1,9 @@
 """Sorts a partition by session and time on disk, within a memory limit.
 
-First, the session and time columns are read to find cuts that divide the rows into ranges of equal
-size. Then each row is written to a temporary file of its range. Finally, several ranges at a time
-are loaded, sorted and written. A session larger than a range is divided by time, but its rows are
-written to one file.
+First, the session and time columns are read to find sort keys that divide the rows into ranges of
+equal size. Then each row is written to a temporary file of its range. Finally, several ranges at a
+time are loaded, sorted and written. A session larger than a range is divided by time, but its rows
+are written to one file.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
     if damages:
         raise DataError(
             f"{source}: {len(damages)} blocks or files are damaged, as listed above. All other "
-            "rows were written."
+            "rows were written. To get the damaged rows, restore the log from a backup."
         )
 
 

@@ -1,6 +1,6 @@
 """Attention pooling on CUDA: few kernel launches, and no waiting for the device.
 
-Rows of different lengths stay packed. The attention kernel gets their borders as ``cu_seqlens``.
+Rows of different lengths stay packed. The attention kernel gets row offsets as ``cu_seqlens``.
 The linear layers of several features run as one batched product, for which the values of each
 feature are padded to the largest feature. All sizes are known on the host: they come from shapes
 and from ``jagged.longest_row``.
