@@ -87,7 +87,7 @@ class Encoder:
             shared: columns with the same value for all rows. Their ids are stored once.
 
         Raises:
-            ValueError: a column is missing, misspelt or has a wrong value. The message names it.
+            ValueError: the column in the message is missing, misspelt or has a wrong value.
         """
         if not rows:
             raise ValueError("The list of rows is empty. Send at least one row.")

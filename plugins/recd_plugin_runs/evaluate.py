@@ -145,7 +145,7 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
 
 
 def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
-    """Return the original id of each table row. None unless one vocabulary maps all its ids."""
+    """Return the original id of each table row. None unless one vocabulary maps the table's ids."""
     run_identity.load_fitted(registry, checkpoint)
     run_identity.check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()

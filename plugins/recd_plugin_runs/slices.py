@@ -39,7 +39,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def columns_of(dataset: Dataset, name: str) -> list[str]:
-    """Return the stored columns of a key column or a feature, or both if they share a name.
+    """Return the stored columns of the key column or feature ``name``, or of both.
 
     Raises DataError for other names.
     """
