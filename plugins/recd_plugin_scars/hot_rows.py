@@ -22,7 +22,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True, eq=False)
 class HotTable:
-    """A cached table: its features, and the numbers of its cached rows, int64 in any order."""
+    """A cached table: its features, and the row numbers of cached rows, int64 in any order."""
 
     features: tuple[str, ...]
     num_embeddings: int
