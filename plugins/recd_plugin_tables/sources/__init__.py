@@ -122,7 +122,7 @@ def _find_format(
         what = (
             f"the files have different formats: {', '.join(seen)}"
             if seen
-            else f"the file name {str(files[0])!r} does not show a format"
+            else f"the suffix of {str(files[0]).rpartition('/')[2]!r} does not show a format"
         )
         how = (
             "Add dataset.options.source.format=FORMAT to the command, with one of"
