@@ -302,8 +302,8 @@ class Negatives(DatasetWrapper):
         sparse, features = set(schema.sparse), {*schema.sparse, *schema.dense}
         if unknown := ({options.item, *options.never} - sparse) | {*options.with_item} - features:
             raise SetupError(
-                f"{self.name}: options 'item', 'never' or 'with_item': dataset {self.inner.name!r} "
-                f"has no feature '{min(unknown)}'. Use: {', '.join(map(repr, sorted(features)))}."
+                f"{self.name}: 'item', 'never' or 'with_item': dataset {self.inner.name!r} has no "
+                f"feature '{min(unknown)}'. Use one of: {', '.join(map(repr, sorted(features)))}."
             )
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
