@@ -48,7 +48,7 @@ class TieredSharding(Sharding):
         return None if plan is None else TieredStrategy(plan)
 
     def _plan(self, tables: Sequence[Table], context: PlanContext) -> TierPlan | None:
-        """Choose the rows to copy, and cache the plan of the last tables and context."""
+        """Choose the rows to copy, or return None without tables. Caches the last result."""
         if not tables:
             return None
         if pooled := [table for table in tables if table.pooled]:

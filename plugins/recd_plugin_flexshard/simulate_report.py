@@ -71,7 +71,7 @@ def _side_json(side: PlayedSide) -> dict[str, Any]:
 
 
 def _spread(by_rank: Counts) -> dict[str, float]:
-    """Return the mean and the maximum of ``by_rank`` over ranks, each averaged over steps."""
+    """Return ``mean`` and ``max`` of ``by_rank`` over ranks, each averaged over steps."""
     return {"mean": float(by_rank.mean()), "max": float(by_rank.max(1).mean())}
 
 

@@ -46,7 +46,7 @@ class TieredStrategy(TableStrategy):
         return 1.0 if tiers is None else tiers.shares_sent[2]
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return the bytes per rank for row copies, with optimizer state and gradients."""
+        """Return the name and bytes per rank of row copies, with optimizer state and gradients."""
         from recd_plugin_flexshard.runtime.collection import overlay_bytes
 
         hot, flex = Counter[int](), Counter[int]()
