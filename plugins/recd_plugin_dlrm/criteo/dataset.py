@@ -98,7 +98,7 @@ def write_arrays(path: Path, arrays: dict[str, Int64s]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Int64s] | None:
-    """Memory-map a file of ``write_arrays``. Return None if the file is missing or damaged."""
+    """Return the memory-mapped arrays of a ``write_arrays`` file by name; None if damaged."""
     try:
         with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
             batch = reader.get_batch(0)

@@ -107,5 +107,5 @@ def test_features_may_be_named_with_their_ids() -> None:
     assert made.schema().sparse == ("country", "item")
     assert made.schema().dense == ()
     assert set(ids_of(read(made), "country")) == {0, 1, 2}
-    with pytest.raises(DataError, match="sparse feature 'label': another column"):
+    with pytest.raises(DataError, match="sparse feature 'label' has the name of the label"):
         dataset(sparse={"label": 3})

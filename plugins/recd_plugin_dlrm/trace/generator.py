@@ -255,7 +255,7 @@ class TableTrace:
         sizes: NDArray[np.int64],
         counts: NDArray[np.int64] | NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """Return the hit rates of LRU caches with ``sizes`` rows.
+        """Return the hit rates of LRU caches with ``sizes`` rows, float64 ``[len(sizes)]``.
 
         ``counts`` are the numbers of accesses with each distance; None means ``self.counts``.
         """
