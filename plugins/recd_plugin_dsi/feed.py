@@ -135,7 +135,7 @@ class RayFeed(Feed):
                     self._autoscale()
 
     def report(self) -> Mapping[str, float]:
-        """Return counts of readers, of readers that died, and of received blocks and bytes."""
+        """Return a dict with counts of readers, dead readers, received blocks and bytes."""
         return {
             "readers": self._readers,
             "most readers": self._most_readers,
