@@ -48,7 +48,7 @@ class Rules:
 def rank(
     registry: RunConfig, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
-    """Rank items for each positive test row, and return mean metrics and ``num_queries``.
+    """Rank items for each positive test row. Return mean metrics by name and ``num_queries``.
 
     Writes user and item vectors to folder ``vectors_to``, if given.
     """
