@@ -92,7 +92,7 @@ class KeptColumns:
         self._next_row = 0
 
     def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
-        """Return the given rows, which must follow the rows of the previous call."""
+        """Return the columns of these rows by name. The rows must follow those of the last call."""
         if not len(rows):
             return {name: pa.nulls(0) for name in self._paths}
         kept = next(self._parts, None)

@@ -82,7 +82,7 @@ def _has_scan(dataset: Dataset) -> bool:
 def measure_slices(
     trained: trained_models.Trained, names: Sequence[str], rank: int, world_size: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Score the test split and return the metrics of ``slices`` per column of ``names``.
+    """Score the test split and return the result of ``slices``, keyed by column of ``names``.
 
     Collective: call on all ranks. Only rank 0 gets a result, other ranks get {}.
     """
