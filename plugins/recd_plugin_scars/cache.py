@@ -100,7 +100,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanCon
 def _room(
     options: CacheOptions, loads: Mapping[str, TableLoad], context: PlanContext, memory: int | None
 ) -> float | None:
-    """Return the default total size of the caches in bytes: half of the free memory, if known."""
+    """Return the default total bytes of the caches: half of the free memory, None if unknown."""
     from recd_plugin_scars.planning import row_bytes
 
     if memory is None:

@@ -36,7 +36,7 @@ class CacheStrategy(TableStrategy):
         self._plan = plan
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return constraints with the kernel ``fused_uvm_caching`` and the planned load factors.
+        """Return per table: constraints with kernel ``fused_uvm_caching`` and the load factor.
 
         ``prefetch_pipeline=True`` makes TorchRec group tables by width, because all tables of a
         cached kernel must have the same width. FBGEMM's cache gets its own algorithm, which also
@@ -68,7 +68,7 @@ class CacheStrategy(TableStrategy):
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """Return the memory of a shard: cache memory, and host memory for all rows.
+        """Return a shard's cache memory, and host memory for all rows; None for uncached tables.
 
         The cache contains the cached rows, the rows of two batches in flight, and a map from row to
         slot. Rows in a file use no host memory.

@@ -169,7 +169,7 @@ def _costs(spec: topologies.TopologySpec) -> StepCosts:
 
 
 def _bytes(tables: Sequence[CachedTable]) -> dict[str, float]:
-    """Return bytes per step without cache, with each row moved once, and with cache, in a dict."""
+    """Return bytes per step: ``plain`` (no cache), ``coalesced`` (rows read once), ``cached``."""
     return {
         "plain": sum(table.traffic.plain_bytes for table in tables),
         "coalesced": sum(table.traffic.coalesced_bytes for table in tables),

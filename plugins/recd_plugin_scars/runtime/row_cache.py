@@ -245,7 +245,7 @@ class RowCache:
             )
 
     def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:
-        """Admit ids on a GPU. Finds distinct rows on the GPU, and their slots on the CPU."""
+        """Admit the distinct ids on a GPU. Return their slots, and the slot of each of ``ids``."""
         first_rows = torch.from_numpy(self._pool.first_rows).to(ids.device)
         rows, inverse = torch.unique(
             ids + first_rows.index_select(0, table_of_id), return_inverse=True
