@@ -192,7 +192,7 @@ class Converter:
     def _grouped(
         self, use: Use | None, exploded: Exploded, row: NDArray[np.int64]
     ) -> pa.Array | None:
-        """Return the session or request id of each row; rows with null get a unique id."""
+        """Return each row's session or request id (unique if null); None without such a column."""
         if use is None:
             return None
         cells = exploded.cells(use.leaf)

@@ -203,7 +203,7 @@ class _Importer:
 
 
 def _find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:
-    """Return the length of each ``numbers`` feature, from option ``width`` or its first list."""
+    """Return the list length per ``numbers`` feature, from option ``width`` or the first list."""
     widths = dict(known)
     waiting = {}
     for use in plan.features:

@@ -216,7 +216,7 @@ class Table(Dataset):
         }
 
     def texts(self, feature: str) -> dict[int, str]:
-        """Return the text of each id of a feature, or {} if its column lacks ``texts: true``."""
+        """Return a dict from id to text for a feature, or {} without option ``texts: true``."""
         uses = [use for name, use in self._features() if name == feature and use.texts]
         if not uses:
             return {}
@@ -340,7 +340,7 @@ class Table(Dataset):
         return place
 
     def _types_known(self) -> dict[str, pa.DataType] | None:
-        """Return the type of each column, from the table or, if missing, from a checkpoint."""
+        """Return a dict from column to type, from the table or, if missing, from a checkpoint."""
         if found := self._leaves():
             return {leaf.name: leaf.type for leaf in found if not leaf.exploded}
         if not self.trained_kinds:
@@ -362,7 +362,7 @@ class Table(Dataset):
             return []
 
     def kinds(self) -> dict[str, str]:
-        """Return the category of each feature's type, as in ``sort_of``; {} without the table."""
+        """Return a dict from feature to type category (``sort_of``); {} without the table."""
         compared = [leaf for leaf in self._leaves() if self._is_compared(leaf.name)]
         return {leaf.name: sort_of(leaf.type) for leaf in compared}
 

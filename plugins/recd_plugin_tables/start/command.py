@@ -163,7 +163,7 @@ def init(
 
 
 def _as_roles(given: Sequence[str]) -> dict[str, Role]:
-    """Return the role of each column in the values of ``--as``."""
+    """Parse the values of ``--as``. Return a dict from column to role."""
     from recd_plugin_tables.kinds import FEATURES
 
     allowed: tuple[Role, ...] = (*FEATURES, "key", "unused")

@@ -52,7 +52,7 @@ class Guesses:
     implicit: bool
 
     def the(self, role: Role) -> Guess | None:
-        """Return the column with a role, for roles that at most one column can have."""
+        """Return the column with a role, or None. At most one column may have this role."""
         return next((guess for guess in self.columns if role in guess.roles), None)
 
     @property

@@ -77,7 +77,7 @@ def named_so(
     role: Role,
     allowed: Callable[[Seen], bool] = lambda _: True,
 ) -> str | None:
-    """Return the column whose name equals or ends with one of ``words``; earlier words win."""
+    """Return the column whose name ends with one of ``words``, or None. Earlier words win."""
     usable = [seen for seen in found if role in possible_roles(seen.leaf.type) and allowed(seen)]
     for start in ("", ".*_"):
         for word in words:
@@ -97,7 +97,7 @@ ENTITIES = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(survey: Survey, found: list[Seen]) -> str | None:
-    """Return the time column: found by name, otherwise the first column with times or dates."""
+    """Return the time column, by name or as the first column with times or dates, or None."""
     hourly = [seen for seen in found if not seen.daily]
     return (
         named_so(hourly, TIME, "time", _is_time)
