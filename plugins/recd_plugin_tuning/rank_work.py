@@ -227,7 +227,7 @@ PRODUCTS = {
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Return the amount of work and a function to run it, for each name of ``WORKS``."""
+    """Return a dict from name in ``WORKS`` to its amount of work and a function to run it."""
     source, target = (torch.zeros(_COPIED_BYTES // _SCALAR_BYTES) for _ in range(2))
     found: dict[str, tuple[float, Callable[[], object]]] = {
         "copy": (2.0 * _COPIED_BYTES, lambda: target.copy_(source))

@@ -45,7 +45,7 @@ class ScalingPoint:
 
     @property
     def milliseconds(self) -> float | None:
-        """Return the predicted milliseconds per step."""
+        """Return the predicted milliseconds per step; None if there is a problem."""
         return None if self.seconds is None else 1000 * self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
