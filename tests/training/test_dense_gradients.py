@@ -92,6 +92,20 @@ def test_summed_by_who_may_wait_they_are_the_same(late: str, always_trained: boo
     assert launch(gradients, 3, always_trained, late) == launch(gradients, 3, always_trained)
 
 
+def gradients_without_ddp(rank: int, world_size: int) -> bool:
+    torch.manual_seed(0)
+    model = Model(all_used=True)
+    torch.manual_seed(rank)
+    model(torch.randn(64, 31)).backward()
+    alone = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    assert not isinstance(next(sharded(True, True).children()), DistributedDataParallel)
+    return gradients(rank, world_size, True)[0] == torch.cat(alone).tolist()
+
+
+def test_one_rank_trains_without_ddp() -> None:
+    assert launch(gradients_without_ddp, 1) == [True]
+
+
 def promise_broken(rank: int, world_size: int) -> str:
     try:
         gradients(rank, world_size, True, all_used=False)

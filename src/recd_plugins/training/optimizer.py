@@ -65,9 +65,11 @@ def _keyed(
     def make(params: list[Tensor]) -> torch.optim.Optimizer:
         if update == "rowwise_adagrad":
             return RowWiseAdagrad(params, lr=rate, eps=eps)
+        # One kernel updates all parameters, and no step count is read. CPU results stay the same.
+        fused = all(each.is_cuda for each in params) or None
         if update == "adagrad":
-            return torch.optim.Adagrad(params, lr=rate, eps=eps)
-        return _TORCH[update](params, lr=rate)
+            return torch.optim.Adagrad(params, lr=rate, eps=eps, fused=fused)
+        return _TORCH[update](params, lr=rate, fused=fused)
 
     return KeyedOptimizerWrapper(parameters, make)
 
@@ -121,14 +123,24 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
     if always_trained:
         return _FixedBuckets(static_graph=False, find_unused_parameters=False)
     # With find_unused_parameters, buckets are not rebuilt.
-    return DefaultDataParallelWrapper(
+    return _ForSeveralRanks(
         static_graph=False,
         find_unused_parameters=True,
         ddp_kwargs={"skip_all_reduce_unused_params": True},
     )
 
 
-class _FixedBuckets(DefaultDataParallelWrapper):
+class _ForSeveralRanks(DefaultDataParallelWrapper):
+    """DDP wrapper that leaves out DDP on one rank, where no gradients are summed."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        if env.process_group is not None and env.process_group.size() == 1:
+            dmp._dmp_wrapped_module.to(device)
+        else:
+            super().wrap(dmp, env, device)
+
+
+class _FixedBuckets(_ForSeveralRanks):
     """DDP wrapper that runs a step with zero gradients to rebuild buckets before the first step."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
