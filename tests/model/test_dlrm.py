@@ -42,7 +42,7 @@ def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:
     logits = []
     for order in ("abc", "cab"):
         tensor = KeyedTensor(list(order), [4] * 3, torch.cat([vectors[k] for k in order], dim=1))
-        logits.append(model.top(dense, tensor, None, None))
+        logits.append(model.top(dense, torch.ones(5), tensor, None, None)[1])
     assert torch.equal(*logits)
 
 
@@ -66,7 +66,7 @@ def test_the_model_is_the_same_whatever_is_replicated() -> None:
             else None
             for keys in (model.placement.pooled, model.placement.replicated)
         ]
-        logits.append(model.top(dense, *tensors, torch.ones(5, 1, 16)))
+        logits.append(model.top(dense, torch.ones(5), *tensors, torch.ones(5, 1, 16))[1])
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[0], logits[2])
 
@@ -93,7 +93,7 @@ def test_numbers_alone_have_a_model_without_tables(registry: RunConfig) -> None:
     model = build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
     assert isinstance(model, DLRM)
     assert not any("t_" in name for name in model.state_dict())
-    assert model.top(torch.randn(5, 1), None, None, None).shape == (5,)
+    assert model.top(torch.randn(5, 1), torch.ones(5), None, None, None)[1].shape == (5,)
 
 
 def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:

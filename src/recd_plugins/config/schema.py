@@ -215,6 +215,11 @@ class TrainingSpec(Spec):
         "Saves time if ranks wait for the network; losses do not change. null enables it on CPUs "
         "of several nodes, unless every rank holds all tables.",
     )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="On CUDA, launch the MLPs and the interaction of the built-in model as two "
+        "CUDA graphs per step. Batches of another size run without graphs.",
+    )
     ranks: Width = Field(default=1, description="Number of training processes.")
     ranks_per_node: Count | None = Field(
         default=None,

@@ -41,7 +41,8 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
         raise RegistryError(problems)
     placement = plan_placement(registry, schema)
     bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
-    model = DLRM(registry.model, num_dense, placement, bag_order)
+    graphs = registry.training.cuda_graphs
+    model = DLRM(registry.model, num_dense, placement, bag_order, cuda_graphs=graphs)
     mean = registry.wrap_dataset(UnknownLookups()).label_mean()
     if mean is not None and 0 < mean < 1:
         model.start_at(mean)

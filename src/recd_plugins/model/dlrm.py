@@ -22,6 +22,7 @@ from recd_plugins.config.entries import matched
 from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
+from recd_plugins.model.cuda_graph import GraphedLoss
 from recd_plugins.model.sequence_pooling import SequencePooling
 
 
@@ -114,6 +115,7 @@ class DLRM(nn.Module):
         bag_order: order of pooled and replicated features, both in the interaction and for drawing
             initial weights. Default: pooled features first. With a fixed order, the model does not
             depend on which tables are replicated.
+        cuda_graphs: replay the layers after the embeddings as CUDA graphs in training.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class DLRM(nn.Module):
         num_dense: int,
         placement: Placement,
         bag_order: Sequence[str] | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         super().__init__()
         self.placement = placement
@@ -137,6 +140,7 @@ class DLRM(nn.Module):
             else None
         )
         self.top = _Top(spec, num_dense, placement, bag_order)
+        self.top.graphed = GraphedLoss() if cuda_graphs else None
 
     def start_at(self, mean: float) -> None:
         """Set the last bias so that initial predictions are about ``mean``, in (0, 1)."""
@@ -163,13 +167,14 @@ class DLRM(nn.Module):
                 if name in features and tensor is not None
             }
             pooled = self.sequence_pooling(embeddings, batch, targets)
-        logits = self.top(batch.dense_features, bags, replicated, pooled)
-        loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
-        return loss, (loss.detach(), logits.detach(), batch.labels)
+        loss, logits = self.top(batch.dense_features, batch.labels, bags, replicated, pooled)
+        return loss, (loss.detach(), logits, batch.labels)
 
 
 class _Top(nn.Module):
     """Contains all layers after the embeddings, so that FX tracing can treat them as a leaf."""
+
+    graphed: GraphedLoss | None = None
 
     def __init__(
         self, spec: ModelSpec, num_dense: int, placement: Placement, bag_order: Sequence[str]
@@ -192,28 +197,37 @@ class _Top(nn.Module):
     def forward(
         self,
         dense: Tensor,
+        labels: Tensor,
         bags: KeyedTensor | None,
         replicated: KeyedTensor | None,
         pooled: Tensor | None,
-    ) -> Tensor:
-        batch_size = dense.shape[0]
-        if self.dense_arch is not None:
-            dense_vector = self.dense_arch(dense)
-        else:
-            assert self.bias is not None
-            dense_vector = self.bias.expand(batch_size, -1)
-        vectors = [dense_vector.unsqueeze(1)]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scalar mean loss and the detached logits ``[B]``."""
+        vectors = []
         if bags is not None:
             vectors.append(_in_order(bags, self.placement.pooled))
         if replicated is not None:
             vectors.append(_in_order(replicated, self.placement.replicated))
-        if bags is not None and replicated is not None:
-            vectors[1:] = [torch.cat(vectors[1:], dim=1).index_select(1, self.bag_order)]
         if pooled is not None:
             vectors.append(pooled)
-        interactions = self.interaction(dense_vector, torch.cat(vectors, dim=1))
-        logits: Tensor = self.over_arch(interactions)
-        return logits.squeeze(1)
+        if self.graphed is None or not self.training:
+            return self._loss(dense, labels, *vectors)
+        return self.graphed(self, self._loss, dense, labels, *vectors)
+
+    def _loss(self, dense: Tensor, labels: Tensor, *vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self.dense_arch is not None:
+            dense_vector = self.dense_arch(dense)
+        else:
+            assert self.bias is not None
+            dense_vector = self.bias.expand(len(dense), -1)
+        bags = [*vectors]
+        if self.placement.pooled and self.placement.replicated:
+            bags[:2] = [torch.cat(bags[:2], dim=1).index_select(1, self.bag_order)]
+        interactions = self.interaction(
+            dense_vector, torch.cat([dense_vector.unsqueeze(1), *bags], dim=1)
+        )
+        logits: Tensor = self.over_arch(interactions).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, labels), logits.detach()
 
 
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:

@@ -170,6 +170,8 @@ def kernels_of(operator: Any) -> int:
 
 
 def _count(what: str, kind: str, count: int = 1) -> None:
+    if what == "sync" and _captured is not None:
+        raise RuntimeError(f"{kind} waits for the device while a CUDA graph is captured.")
     if _counts is not None:
         _counts.add(what, kind, count)
 
@@ -240,6 +242,37 @@ class _Streams(list[_Stream]):
     created = 0
 
 
+class _Graph:
+    """CUDA graph that computes its operators again in ``replay``, and counts as one launch."""
+
+    def __init__(self) -> None:
+        self._operators: list[Any] = []
+
+    @staticmethod
+    @contextmanager
+    def capture(graph: _Graph, **_: Any) -> Iterator[None]:
+        global _captured
+        _captured = graph._operators
+        try:
+            yield
+        finally:
+            _captured = None
+
+    def pool(self) -> int:
+        return id(self)
+
+    def replay(self) -> None:
+        _count("launch", "graph")
+        with _disable_current_modes(), torch.no_grad():
+            for func, args, kwargs, results in self._operators:
+                found = _tensors(func(*args, **kwargs))
+                for kept, again in zip(_tensors(results), found, strict=True):
+                    if kept.data_ptr() != again.data_ptr():  # neither a view nor written in place
+                        kept.copy_(again)
+
+
+#: Operators of the CUDA graph that is being captured, with their arguments and results.
+_captured: list[Any] | None = None
 _torch_empty = torch.empty
 _device = torch.device("cuda", 0)
 _streams = _Streams()
@@ -351,7 +384,10 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None
     inner = {**kwargs, "device": torch.device("cpu")} if device is not None else dict(kwargs)
     inner.pop("pin_memory", None)
-    result = func(*tree_map(_stored, args), **tree_map(_stored, inner))
+    stored = tree_map(_stored, args), tree_map(_stored, inner)
+    result = func(*stored[0], **stored[1])
+    if _captured is not None:
+        _captured.append((func, *stored, result))
     if not aten or name == "aten::set_":  # FBGEMM's operators and collectives return new wrappers
         return tree_map(partial(_put, of={id(_stored(each)): each for each in tensors}), result)
     if name == "aten::copy_":
@@ -363,7 +399,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _count_operator(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _counts is None:
+    if _counts is None and _captured is None:
         return
     _count("dispatched", name)
     into = args[0] if name == "aten::copy_" else None
@@ -398,6 +434,8 @@ def _count_copy(on_host: Any, to_device: bool, more: Any, kwargs: dict[str, Any]
 
 def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a function that has no gradient on the fake device, with the CPU's gradient."""
+    if _captured is not None:
+        raise NotImplementedError(f"fake_cuda: {name} in a CUDA graph")
     leaves, spec = tree_flatten((args, kwargs))
     at = [n for n, each in enumerate(leaves) if isinstance(each, Tensor)]
     forward, backward = next(c for start, c in _FUNCTIONS.items() if name.startswith(start))
@@ -562,6 +600,8 @@ def _replacements() -> Iterator[tuple[Any, dict[str, Any]]]:
     functions = {
         "Stream": _Stream,
         "Event": _Event,
+        "CUDAGraph": _Graph,
+        "graph": _Graph.capture,
         "stream": _entered,
         "current_stream": lambda *_, **__: _streams[-1],
         "synchronize": lambda *_, **__: _count("sync", "synchronize"),
