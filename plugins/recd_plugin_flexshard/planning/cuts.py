@@ -161,7 +161,7 @@ class Ranking:
         """Return the longest prefix for which ``holds`` is True, by bisection.
 
         ``holds`` must be True up to some number of rows, and False for all longer prefixes. It must
-        be True for ``beyond``, where the search starts.
+        be True for ``beyond``, where the search starts (None: no rows).
         """
         if holds(self.everything):
             return self.everything
@@ -396,7 +396,7 @@ class CutModel:
         return self.ranking.first(too_few.num_rows + 1), most
 
     def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
-        """Return ``hot`` and as many rows to copy to nodes as the budget allows, up to ``last``."""
+        """Return ``hot`` and the longest ``flex`` (at most ``last``) that the budget allows."""
 
         def allowed(flex: Prefix) -> bool:
             return flex.num_rows <= last.num_rows and self.fits(hot, flex)

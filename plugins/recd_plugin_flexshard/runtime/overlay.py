@@ -122,7 +122,7 @@ class LookedUp:
     """State that a lookup of row copies saves for its backward pass.
 
     Attributes:
-        rows: numbers of the copied rows at the time of the lookup, keyed by table.
+        rows: row numbers of the copied rows at the time of the lookup, keyed by table.
         touched: indices that each rank looked up; None if gradients are all-reduced.
         rates: hyperparameters of each update rule. None if the lookup ran before its step began;
             the backward pass then uses the current hyperparameters.
@@ -142,7 +142,7 @@ class Overlay:
     Attributes:
         weights: the copies, float32 ``[num_rows, embedding_dim]``.
         state: row-wise Adagrad's sums of squares, float32 ``[num_rows]``; None with SGD.
-        rows: numbers of the copied rows in their table, int64 ``[n]``, keyed by table.
+        rows: row numbers of the copied rows in their table, int64 ``[n]``, keyed by table.
         num_updates: number of backward passes that trained the copies.
     """
 
@@ -169,12 +169,12 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Set the int64 row numbers of the copied rows, keyed by table. Keep their total number."""
+        """Set the row numbers (int64) of the copies, keyed by table. Their total stays the same."""
         self.rows: Mapping[str, Tensor] = rows
         self._updates = self._parts({table: len(of_table) for table, of_table in rows.items()})
 
     def _parts(self, sizes: Mapping[str, int]) -> list[tuple[UpdateRule, slice]]:
-        """Return each update rule with its positions, given the number of rows of each table."""
+        """Return each update rule with its slice of the matrix, given the rows of each table."""
         # Tables of one kernel are updated together.
         parts, start = [], 0
         for rule, tables in groupby(sizes, key=self._rules.__getitem__):

@@ -216,7 +216,7 @@ class CopiedRows:
         self._is_out = self._was_asked = True
 
     def take_back(self) -> None:
-        """Undo ``lend`` after the caller has dropped the state dict."""
+        """Cancel the refresh planned by ``lend``, as the caller has dropped the state dict."""
         self._is_out = self._was_asked = False
 
     def ask(self) -> None:
