@@ -35,7 +35,7 @@ class ScarsCache(Cache):
         """Accept every device."""
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> CacheStrategy | None:
-        """Return the caches of ``tables`` with sizes from the access profile, or None."""
+        """Return the caches of ``tables``, sized by the access profile; None without tables."""
         from recd_plugin_scars.runtime.policies import UVM_POLICIES, TableCache
         from recd_plugin_scars.strategy import CacheStrategy
 

@@ -36,11 +36,11 @@ class CacheStrategy(TableStrategy):
         self._plan = plan
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return per table: constraints with kernel ``fused_uvm_caching`` and the load factor.
+        """Return a dict from table to constraints: kernel ``fused_uvm_caching``, load factor.
 
         ``prefetch_pipeline=True`` makes TorchRec group tables by width, because all tables of a
-        cached kernel must have the same width. FBGEMM's cache gets its own algorithm, which also
-        keeps its tables out of the groups of other caches.
+        cached kernel must have the same width. Tables with FBGEMM's cache get another
+        ``algorithm``, so that TorchRec does not group them with other cached tables.
         """
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheAlgorithm, CacheParams

@@ -213,8 +213,8 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
     """FBGEMM module for the full tables, with weights and optimizer state in a backing store.
 
     TorchRec uses it for state dicts, but not for lookups. TorchRec's prefetch stage calls
-    ``prefetch``, which calls ``lookahead``. ``specs`` are the rows and columns of each table, and
-    ``arguments`` are FBGEMM's keyword arguments.
+    ``prefetch``, which calls the function ``lookahead``. ``specs`` are the rows and columns of each
+    table, and ``arguments`` are FBGEMM's keyword arguments.
     """
 
     def __init__(
