@@ -334,7 +334,7 @@ class InteractionLog:
         return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
-        """Return training rows (``SCHEMA``) of events by their index, sorted by user and time."""
+        """Return training rows of the events at these indices in the order of user and time."""
         anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
