@@ -62,7 +62,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Training:
-    """Measured costs of a training step on batches in memory. The slowest rank counts.
+    """Measured costs of a training step on batches in memory, on the slowest rank.
 
     Attributes:
         seconds: wall time per step.
