@@ -63,7 +63,7 @@ def _shares(
 
 
 class SasRec(Model):
-    """SASRec: self-attention over a history of items, which share one embedding table."""
+    """SASRec: self-attention over item histories. Items and histories share one table."""
 
     name = "ranking.sasrec"
 

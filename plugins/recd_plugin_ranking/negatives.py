@@ -186,7 +186,7 @@ class RequestRows:
         self._negatives, self._seed = negatives, seed
 
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
-        """Return a reader of the positive rows; its only column has their indices."""
+        """Return a reader with one column, the row indices of the positive rows."""
         units = tuple(
             readers.Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
             for number, start in enumerate(range(0, len(self._clicked), _UNIT_ROWS))

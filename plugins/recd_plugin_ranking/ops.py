@@ -101,7 +101,7 @@ class Candidates:
     def of(
         cls, ids: Tensor, vectors: Tensor, most: int | None, generator: torch.Generator
     ) -> Candidates:
-        """Return the distinct items, at most ``most``, of ids ``[N]`` and vectors ``[N, D]``."""
+        """Return up to ``most`` random distinct items of ids ``[N]`` and vectors ``[N, D]``."""
         unique, which = torch.unique(ids, return_inverse=True)
         places = torch.arange(len(ids), device=ids.device)
         first = places.new_full((len(unique),), len(ids)).scatter_reduce(0, which, places, "amin")
