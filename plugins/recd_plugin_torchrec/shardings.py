@@ -178,7 +178,7 @@ class Planner(CoalescingSharding):
 def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
     """Return whether copies of a table on every rank may be faster than sharding it.
 
-    True if a table has fewer rows than a rank would send embeddings of the table. Also true if
+    True if a table has fewer rows than the embeddings that a rank would send. Also true if
     all-reducing all tables' gradients is faster than the latency of the saved all-to-alls.
     """
     if context.device_type != "cpu" or context.world_size == 1:
