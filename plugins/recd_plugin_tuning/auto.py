@@ -124,7 +124,7 @@ class Evaluations:
         return settled
 
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
-        """Return the estimated step time in seconds without the tables of some groups."""
+        """Return the estimated step time in seconds without the tables of groups ``numbers``."""
         left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
 
@@ -147,8 +147,8 @@ def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) 
 def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
     """Search for one candidate per group, so that the estimated step is shortest.
 
-    Starts with the planner for all tables and compares estimates on a sample of the data. The
-    best choices are then estimated on all data, and the search is repeated.
+    Starts with TorchRec's planner for all tables and compares estimates on a sample of the data.
+    The best choices are then estimated on all data, and the search is repeated.
     """
     start: Choices = (None,) * len(groups)
     if not any(group.offers for group in groups):
@@ -219,7 +219,7 @@ def _may_be_better(
 def _changed(
     choices: Choices, groups: Sequence[Group], numbers: Sequence[int]
 ) -> Iterator[Choices]:
-    """Yield variants of ``choices`` in which some groups use one common candidate."""
+    """Yield variants of ``choices`` in which groups ``numbers`` use one common candidate."""
     offered = {offer.key: offer for number in numbers for offer in groups[number].offers}
     for offer in (None, *offered.values()) if numbers else ():
         other = tuple(

@@ -216,7 +216,7 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
 
 
 def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
-    """Return the tables given with ``--table``, or those of the registry's model."""
+    """Return the tables given with ``--table``, or else the tables of the registry's model."""
     if own:
         return [
             Table(

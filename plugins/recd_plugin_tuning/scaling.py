@@ -49,7 +49,7 @@ class ScalingPoint:
         return None if self.seconds is None else 1000 * self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the prediction as JSON values."""
         seconds = self.seconds
         return {
             "ranks": self.ranks,
