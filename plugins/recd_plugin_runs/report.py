@@ -390,7 +390,7 @@ def validation_plot(runs: Sequence[Run], metric: str) -> html_page.Html:
 
 @plots.plot_style()
 def calibration_plot(runs: Sequence[Run]) -> html_page.Html:
-    """Plot the mean label over the mean prediction of each group of test rows as HTML."""
+    """Plot mean label against mean prediction, for each group of test rows, as HTML."""
     axes = _axes(4.6, width=5.2)
     most = 0.0
     for run in runs:
@@ -404,7 +404,7 @@ def calibration_plot(runs: Sequence[Run]) -> html_page.Html:
 
 @plots.plot_style()
 def bar_plot(runs: Mapping[str, Mapping[str, float]], unit: str) -> html_page.Html:
-    """Plot a stacked horizontal bar per run as HTML. ``runs``: parts of the bar, keyed by run."""
+    """Plot a stacked horizontal bar per run as HTML. ``runs``: length of each part, per run."""
     axes = _axes(1.5 + 0.42 * len(runs))
     names = [_short(name, 24) for name in runs]
     rows = np.arange(len(runs))

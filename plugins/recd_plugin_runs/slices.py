@@ -188,7 +188,7 @@ def _shown(value: Any, texts: Mapping[int, str]) -> str:
 
 
 def _deciles(numbers: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
-    """Split numbers at their deciles, and return values like ``_grouped``."""
+    """Group numbers by decile. Return the group number of each, ``[N]``, and the group names."""
     missing = np.isnan(numbers)
     edges = np.unique(np.quantile(numbers[~missing], np.linspace(0, 1, _BINS + 1)))
     place = np.clip(np.searchsorted(edges, numbers, "right") - 1, 0, len(edges) - 2)
