@@ -169,7 +169,7 @@ class Histories:
             self._spans[name] = ids, offsets[starts], offsets[stops]
 
     def add_to(self, rows: pa.Table, first: int) -> pa.Table:
-        """Return ``rows`` with history columns. They start at row ``first`` of all rows."""
+        """Return ``rows``, a slice of all rows from index ``first``, with history columns."""
         for name, (ids, starts, stops) in self._spans.items():
             begin, end = (each[first : first + len(rows)] for each in (starts, stops))
             lengths = end - begin

@@ -255,7 +255,7 @@ class Table(Dataset):
         return found
 
     def sample_request(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return JSON values of feature columns: those all candidates share, and one candidate's.
+        """Return JSON values by column: of columns shared by all candidates, and of one candidate.
 
         Each value is the first one of its column that is not missing.
         """

@@ -108,7 +108,7 @@ def init(
 
     TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
     Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. The role of
-    each column is guessed from its name, type and first rows. FILE explains it in comments.
+    each column is guessed from its name, type and first rows. Comments in FILE explain the guess.
 
     \b
     recd init clicks.parquet my.yaml

@@ -285,7 +285,7 @@ def _column(seen: Seen, given: Mapping[str, bool], outcome: str) -> Guess:
 
 
 def _with_dominant_value(found: Guess) -> Guess:
-    """Extend the reason of a guess if one very frequent value makes the column a bad session."""
+    """Extend the reason of a guess if one very frequent value makes the column a bad session id."""
     seen = found.seen
     grouping = bool({"session", "request"} & set(found.roles))
     named = named_so([seen], (*SESSION, *USER, *REQUEST), "session")

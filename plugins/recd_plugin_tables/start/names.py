@@ -109,7 +109,7 @@ def time_column(survey: Survey, found: list[Seen]) -> str | None:
 
 
 def _is_date_of_row(survey: Survey, seen: Seen) -> bool:
-    """Return whether a column has dates, and not one per user or item, such as a birthday."""
+    """Return whether a column has dates that vary within users and items, unlike birthdays."""
     if not (seen.daily and (is_timestamp(seen) or pt.is_date(plain(seen.leaf.type)))):
         return False
     return not any(survey.determines(key, seen.leaf.name) for key in _items_and_users(survey))

@@ -222,7 +222,7 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
-    """Yield a registry line per column. Rows without the item ``chosen`` will be dropped."""
+    """Yield a registry line per column. It says to drop rows without the item ``chosen``."""
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
