@@ -307,7 +307,7 @@ class Criteo(Dataset):
             description="Folder for indexes and dictionaries; null: .recd-criteo beside the data.",
         )
         shuffle: bool = Field(
-            default=False, description="Shuffle the order of row units in each epoch."
+            default=False, description="Shuffle the order of row blocks in each epoch."
         )
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
         prefetch: NonNegativeInt = Field(

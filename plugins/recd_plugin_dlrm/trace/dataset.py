@@ -60,7 +60,7 @@ class Trace(Dataset):
         num_indices_per_lookup: PositiveInt | None = Field(
             default=None,
             le=100_000,
-            description="Ids per list; null uses the rounded mean of each original, at least 1.",
+            description="Ids per list; null uses the rounded mean of each trace, at least 1.",
         )
         min_new: float | None = Field(
             default=None,
