@@ -112,8 +112,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             columns.append(found)
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
-            f"{survey.location}: no column can be a feature. The columns are: "
-            f"{', '.join(f'{each.name!r} ({each.why})' for each in columns)}."
+            f"{survey.location}: no column can be a feature: "
+            f"{', '.join(f'{each.name!r} ({each.why})' for each in columns)}. Set --as COLUMN=ROLE."
         )
     return Guesses(survey, tuple(columns), wanted.implicit)
 
