@@ -31,13 +31,13 @@ from recd_plugins.api import cli_options, file_utils, imports, run_folders
     type=cli_options.AT_LEAST_1,
     multiple=True,
     default=[10],
-    help="Cutoff of the figures: the first k items.",
+    help="Cutoff k of the metrics: the first k items.",
 )
 @click.option(
     "--sampled",
     type=cli_options.AT_LEAST_1,
     help="Rank against this many sampled items. The default ranks against all "
-    "items, which is the reliable figure.",
+    "items, which is more reliable.",
 )
 @click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, help="Seed of the sampled items.")
 @click.option(
@@ -55,7 +55,7 @@ from recd_plugins.api import cli_options, file_utils, imports, run_folders
     "json_path",
     type=cli_options.OUTPUT,
     metavar="FILE",
-    help="Write the figures as JSON to this file.",
+    help="Write the metrics as JSON to this file.",
 )
 @click.pass_obj
 def rank_command(

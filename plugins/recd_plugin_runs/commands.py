@@ -48,7 +48,7 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
     "--json",
     "json_path",
     type=cli_options.OUTPUT_OR_TERMINAL,
-    help="Write the figures as JSON to this file; - writes only the JSON to the terminal.",
+    help="Write the metrics as JSON to this file; - writes only the JSON to the terminal.",
 )
 @click.pass_obj
 def evaluate(

@@ -351,7 +351,7 @@ class WandB(Tracker):
         folder: Path = Field(default=Path("."), description="Parent of the wandb/ folder.")
         mode: Literal["online", "offline"] = Field(
             default="online",
-            description="online sends figures during the run. offline stores them for `wandb "
+            description="online sends metrics during the run. offline stores them for `wandb "
             "sync`.",
         )
 
