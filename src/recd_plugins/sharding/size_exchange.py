@@ -13,16 +13,18 @@ from functools import cache, partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllTensorsAwaitable, _get_recat
 from torchrec.distributed.types import Awaitable
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, _permute_tensor_by_segments
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sharding.coalesced.input_dist import numbers_on
 
-_WORD = torch.int32  # the dtype in which lengths and ids are sent
+_WORD = torch.int32  # the dtype in which sizes, lengths, ids and weights are sent
 _get_recat = cache(_get_recat)
 
 
@@ -65,32 +67,31 @@ class _Exchange:
     """
 
     def __init__(self, requests: Sequence[_Request]) -> None:
-        self._requests, group = requests, requests[0].group
-        self._rank, self._arriving = group.rank(), dict[_Request, _Arriving]()
+        self._requests, self._arriving = requests, dict[_Request, _Arriving]()
         for each in requests:
             each.exchange = self
-        all_splits = tuple(each.splits for each in requests)
-        kjts = [each.features for each in requests]
-        device = kjts[0].device()
+        group, kjts = requests[0].group, [each.features for each in requests]
+        splits, device = tuple(each.splits for each in requests), kjts[0].device()
         strides = [stride for kjt in kjts for stride in kjt.stride_per_key()]
-        known = numbers_on(device, strides + [kjt.stride() for kjt in kjts])[0]
-        num_keys = len(strides)
-        rows = torch.ops.fbgemm.asynchronous_complete_cumsum(known[:num_keys])
-        lengths = torch.cat([kjt.lengths() for kjt in kjts]).long()
+        known = [0] * len(strides) + strides + [kjt.stride() for kjt in kjts]
+        order, places = _order(splits, device)
+        starts = [0, *accumulate(strides)]  # of the rows of each key
+        to_ranks = [sum(2 * split[n] + 1 for split in splits) for n in range(group.size())]
+        from_ranks = [to_ranks[group.rank()]] * group.size()
+        # All numbers are in one tensor, so that one copy in each direction is enough.
+        sizes = [len(starts), len(order), sum(from_ranks)]
+        on_host = [*starts, *(known[n] for n in order), *[0] * sizes[2]]
+        numbers = numbers_on(device, on_host, dtype=_WORD)[0]
+        rows, sent, received = torch.split(numbers, sizes)
+        lengths = torch.cat([kjt.lengths() for kjt in kjts])
         own = torch.ops.fbgemm.segment_sum_csr(1, rows, lengths)
-        sent = torch.cat([own, known]).index_select(0, _order(all_splits, device))
-        to_ranks = [
-            sum(2 * splits[rank] + 1 for splits in all_splits) for rank in range(group.size())
-        ]
-        from_ranks = [to_ranks[self._rank]] * group.size()
-        received = sent.new_empty(sum(from_ranks))
+        sent.index_copy_(0, places, own.to(_WORD))
         work: Any = dist.all_to_all_single(
             received, sent, from_ranks, to_ranks, group, async_op=True
         )
         work.wait()
-        self._num_keys, self._received = num_keys, received.view(group.size(), -1)
-        found = torch.cat([own, received])
-        self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=device.type == "cuda")
+        found = numbers[len(starts) :]
+        self._host = torch.empty(found.shape, dtype=_WORD, pin_memory=device.type == "cuda")
         self._host.copy_(found, non_blocking=True)
         self._copied = None
         if device.type == "cuda":
@@ -103,33 +104,32 @@ class _Exchange:
             return self._arriving
         if self._copied is not None:
             self._copied.synchronize()
-        numbers = self._host.tolist()
-        own, size = numbers[: self._num_keys], self._received.shape[1]
-        by_rank = [numbers[n : n + size] for n in range(len(own), len(numbers), size)]
+        group = self._requests[0].group
+        order, _ = _order(tuple(each.splits for each in self._requests), self._host.device)
+        sent, received = np.split(self._host.numpy().astype(np.int64), [len(order)])
+        own, by_rank = sent[np.argsort(order)].tolist(), received.reshape(group.size(), -1)
         key = column = 0
         for each in self._requests:
-            keys, count = sum(each.splits), each.splits[self._rank]
+            keys, count = sum(each.splits), each.splits[group.rank()]
             end = column + 2 * count + 1
-            self._arriving[each] = _Arriving(
-                each,
-                own[key : key + keys],
-                [row[column:end] for row in by_rank],
-                self._received[:, column:end],
-            )
+            self._arriving[each] = _Arriving(each, own[key : key + keys], by_rank[:, column:end])
             key, column = key + keys, end
-        work = _AllToAll(
-            self._requests[0].group,
-            [tensor for each in self._arriving.values() for tensor in each.integers],
-        )
-        for each in self._arriving.values():
-            each._awaitables.append(work)
+        work = _AllToAll(group, list(self._arriving.values()))
+        for arriving in self._arriving.values():
+            arriving._awaitables.append(work)
         return self._arriving
 
 
 @cache
-def _order(all_splits: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Return the permutation that orders sizes by destination rank, int64 ``[num_sizes]``."""
-    num_keys, order = sum(map(sum, all_splits)), []
+def _order(
+    all_splits: tuple[tuple[int, ...], ...], device: torch.device
+) -> tuple[list[int], Tensor]:
+    """Return the permutation that orders sizes by destination rank.
+
+    Unpermuted, the sizes are the ids of each key, the rows of each key and the batch sizes. Also
+    returns the index at which the permutation puts the ids of each key, int64 ``[num_keys]``.
+    """
+    num_keys, order = sum(map(sum, all_splits)), list[int]()
     for rank in range(len(all_splits[0])):
         first = 0
         for number, splits in enumerate(all_splits):
@@ -137,131 +137,149 @@ def _order(all_splits: tuple[tuple[int, ...], ...], device: torch.device) -> Ten
             keys = range(start, start + splits[rank])
             order += [*keys, *(num_keys + key for key in keys), 2 * num_keys + number]
             first += sum(splits)
-    return torch.tensor(order, device=device)
+    return order, torch.tensor(np.argsort(order)[:num_keys], device=device)
 
 
 class _Arriving(KJTAllToAllTensorsAwaitable):
     """Received ids, with the fields that TorchRec copies to the sharding context.
 
-    ``from_ranks`` and the device tensor ``sizes`` have a row per rank, with the number of ids of
-    each key, the number of rows of each key, and the batch size.
+    ``from_ranks`` has a row per rank, with the number of ids of each key, the number of rows of
+    each key, and the batch size. ``own`` is the number of ids that this rank sends per key.
     """
 
-    def __init__(
-        self, request: _Request, own: list[int], from_ranks: list[list[int]], sizes: Tensor
-    ) -> None:
+    def __init__(self, request: _Request, own: list[int], from_ranks: NDArray[np.int64]) -> None:
         Awaitable.__init__(self)
-        features, splits, group = request.features, request.splits, request.group
-        rank, keys = group.rank(), splits[group.rank()]
-        self._workers, self._input, self._stagger = group.size(), features, request.stagger
-        self._ids = [row[:keys] for row in from_ranks]
-        self._rows = [row[keys : 2 * keys] for row in from_ranks]
-        self._batch = [row[-1] for row in from_ranks]
-        self._sizes, first = sizes, sum(splits[:rank])
+        features, splits = request.features, request.splits
+        self._workers, rank = len(splits), request.group.rank()
+        self._input, self._stagger, self._device = features, request.stagger, features.device()
+        keys, first = splits[rank], sum(splits[:rank])
         self._keys = features.keys()[first : first + keys]
-        self._device = features.device()
-        self._plain_recat = _get_recat(keys, len(splits), request.stagger, self._device)
+        ids, rows, batch = np.split(from_ranks, [keys, 2 * keys], axis=1)
         variable = features.variable_stride_per_key()
-        self._stride_per_rank = None if variable else self._batch
-        starts = [0, *accumulate(splits)]
-        strides = features.stride_per_key()
-        sent = [(sum(strides[a:b]), sum(own[a:b])) for a, b in pairwise(starts)]
-        received = [(sum(rows), sum(ids)) for rows, ids in zip(self._rows, self._ids, strict=True)]
-        (rows_to, ids_to), (rows_from, ids_from) = (
-            zip(*sent, strict=True),
-            zip(*received, strict=True),
+        self._stride_per_rank = None if variable else batch.flatten().tolist()
+        # Permutation of received bags from rank order to key order; None without keys.
+        self._recat = _get_recat(keys, len(splits), request.stagger, self._device)
+        self.uneven = not variable and keys > 0 and len(set(batch.flatten())) > 1
+        nodes = self._workers // request.stagger
+        self.order = sorted(range(self._workers), key=lambda rank: rank % nodes)
+        self.rows, self._ids_per_key = rows, ids.sum(0).tolist()
+        strides, starts = features.stride_per_key(), [0, *accumulate(splits)]
+        rows_to, ids_to = (
+            [sum(sizes[a:b]) for a, b in pairwise(starts)] for sizes in (strides, own)
         )
-        self._input_splits = {"values": list(ids_to)}
-        self._output_splits = {"values": list(ids_from)}
-        self.integers = [
-            _Tensor(features.lengths(), rows_to, rows_from),
-            _Tensor(features.values(), ids_to, ids_from),
+        self._input_splits = {"values": ids_to}
+        self._output_splits = {"values": ids.sum(1).tolist()}
+        self.tensors = [
+            _Tensor(features.lengths(), rows_to, rows),
+            _Tensor(features.values(), ids_to, ids),
         ]
+        if (weights := features.weights_or_none()) is not None:
+            self.tensors.append(_Tensor(weights.detach(), ids_to, ids))
         self._input_tensors, self._awaitables = list[Tensor](), list[Any]()
-        self._weights = features.weights_or_none()
-        if (weights := self._weights) is not None:
-            self._weights = weights.new_empty(sum(ids_from))
-            self._awaitables.append(
-                dist.all_to_all_single(
-                    self._weights, weights, list(ids_from), list(ids_to), group, async_op=True
-                )
-            )
-
-    @property
-    def _recat(self) -> Tensor | None:
-        """Permutation of received bags from rank order to key order; None without keys."""
-        recat = self._plain_recat
-        if recat is None or self._stride_per_rank is None or len(set(self._batch)) == 1:
-            return recat
-        rows = self._segments(1).int()
-        starts = torch.ops.fbgemm.asynchronous_complete_cumsum
-        return torch.ops.fbgemm.expand_into_jagged_permute(
-            recat, starts(rows), starts(rows.index_select(0, recat)), sum(map(sum, self._rows))
-        )
-
-    def _segments(self, kind: int) -> Tensor:
-        keys = len(self._keys)
-        return self._sizes[:, kind * keys : (kind + 1) * keys].flatten()
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         for work in self._awaitables:
             work.wait()
-        lengths, values = (each.received for each in self.integers)
-        weights, recat = self._weights, self._plain_recat
-        if recat is not None:
-            lengths, _ = _permute_tensor_by_segments(
-                lengths, self._segments(1), recat, None, len(lengths)
-            )
-            values, weights = _permute_tensor_by_segments(
-                values, self._segments(0), recat, weights, len(values)
-            )
-        ranks = range(self._workers)
-        order = sorted(ranks, key=lambda rank: rank % (self._workers // self._stagger))
-        strides: Any = [[self._rows[rank][key] for rank in order] for key in range(len(self._keys))]
+        lengths, values, *weights = (each.received for each in self.tensors)
+        strides: Any = self.rows[self.order].T.tolist()
         variable = self._stride_per_rank is None
         return KeyedJaggedTensor(
             keys=self._keys,
             values=values,
-            weights=weights,
+            weights=weights[0] if weights else None,
             lengths=lengths,
-            stride=None if variable else sum(self._batch),
+            stride=None if self._stride_per_rank is None else sum(self._stride_per_rank),
             stride_per_key_per_rank=(strides or torch.zeros(0, 1)) if variable else None,
-            length_per_key=[sum(ids) for ids in zip(*self._ids, strict=True)],
+            length_per_key=self._ids_per_key,
         )
 
 
 class _Tensor:
-    """A one-dimensional tensor of integers with its split sizes per rank."""
+    """A one-dimensional tensor with elements of 4 or 8 bytes, and its sizes in words.
 
-    def __init__(self, sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> None:
-        self.received = sent.new_empty(sum(from_ranks))
+    ``from_ranks`` is the number of elements to receive per rank and key.
+    """
+
+    def __init__(self, sent: Tensor, to_ranks: list[int], from_ranks: NDArray[np.int64]) -> None:
+        self.received = sent
         words = sent.element_size() // _WORD.itemsize
         self.parts = torch.split(sent.contiguous().view(_WORD), [words * n for n in to_ranks])
-        self.from_ranks = [words * n for n in from_ranks]
+        self.from_ranks = words * from_ranks
 
 
 class _AllToAll:
-    """Asynchronous all-to-all of several tensors, with ``wait`` as in ``dist.Work``."""
+    """Asynchronous all-to-all of all tensors of a batch, with ``wait`` as in ``dist.Work``.
 
-    def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
-        to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))
-        from_ranks = list(zip(*(tensor.from_ranks for tensor in tensors), strict=True))
+    Received words are sorted by tensor, key and rank. On a GPU one gather sorts them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, requests: Sequence[_Arriving]) -> None:
+        pairs = [(tensor, each.order) for each in requests for tensor in each.tensors]
+        # Tensors with 8 bytes per element are first, so that all tensors are aligned.
+        pairs.sort(key=lambda pair: -pair[0].received.element_size())
+        self._tensors = [tensor for tensor, _ in pairs]
+        to_ranks = list(zip(*(tensor.parts for tensor in self._tensors), strict=True))
         self._sent = torch.cat(list(chain.from_iterable(to_ranks)))
-        self._sizes = list(chain.from_iterable(from_ranks))
-        self._arrived = self._sent.new_empty(sum(self._sizes))
-        self._missing = [tensor.received for tensor in tensors]
+        sizes = np.concatenate([tensor.from_ranks for tensor in self._tensors], axis=1)
+        self._arrived = self._sent.new_empty(int(sizes.sum()))
         self._work: Any = dist.all_to_all_single(
             self._arrived,
             self._sent,
-            output_split_sizes=[sum(sizes) for sizes in from_ranks],
+            output_split_sizes=sizes.sum(1).tolist(),
             input_split_sizes=[sum(map(len, parts)) for parts in to_ranks],
             group=group,
             async_op=True,
         )
+        ends = np.cumsum([tensor.from_ranks.shape[1] for tensor in self._tensors])
+        of_tensors = np.split(_segments(sizes), ends[:-1], axis=2)
+        segments = [
+            _by_key(each, order) for each, (_, order) in zip(of_tensors, pairs, strict=True)
+        ]
+        self._segments = np.concatenate(segments, axis=1)
+        self._index: Tensor | None = None
+        uneven = [each for each in requests if each.uneven]
+        bags = [_by_key(_segments(each.rows), each.order) for each in uneven]
+        if self._arrived.is_cuda:
+            self._index, *recats = _positions(self._arrived.device, self._segments, *bags)
+        else:
+            recats = _positions(self._arrived.device, *bags)
+        for each, recat in zip(uneven, recats, strict=True):
+            each._recat = recat
 
     def wait(self) -> None:
+        if not self._tensors:
+            return
         self._work.wait()
-        parts = torch.split(self._arrived, self._sizes)
-        for number, tensor in enumerate(self._missing):
-            torch.cat(parts[number :: len(self._missing)], out=tensor.view(_WORD))
-        self._missing = []
+        if self._index is not None:
+            words = self._arrived.index_select(0, self._index)
+        else:
+            starts, sizes = self._segments.tolist()
+            parts = [self._arrived[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+            words = torch.cat([self._arrived[:0], *parts])
+        totals = [int(tensor.from_ranks.sum()) for tensor in self._tensors]
+        for tensor, received in zip(self._tensors, torch.split(words, totals), strict=True):
+            tensor.received = received.view(tensor.received.dtype)
+        self._tensors = []
+        del self._sent, self._arrived, self._index
+
+
+def _segments(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the starts and the sizes of adjacent segments, ``[2, *sizes.shape]``."""
+    return np.stack([(np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape), sizes])
+
+
+def _by_key(segments: NDArray[np.int64], order: list[int]) -> NDArray[np.int64]:
+    """Sort segments ``[2, ranks, keys]`` by key, and by rank in ``order``."""
+    return segments[:, order].transpose(0, 2, 1).reshape(2, -1)
+
+
+def _positions(device: torch.device, *all_segments: NDArray[np.int64]) -> Sequence[Tensor]:
+    """Return the concatenated index ranges of each array of segments, int32."""
+    starts, sizes = np.concatenate([np.empty((2, 0), np.int64), *all_segments], axis=1)
+    totals = [int(segments[1].sum()) for segments in all_segments]
+    if not sum(totals):
+        return [torch.empty(0, dtype=_WORD, device=device) for _ in totals]
+    numbers = [range(len(starts) + 1), [*starts, 0], [0, *np.cumsum(sizes)]]
+    which, inputs, outputs = numbers_on(device, *numbers, dtype=_WORD)
+    expand = torch.ops.fbgemm.expand_into_jagged_permute
+    return torch.split(expand(which[:-1], inputs, outputs, sum(totals)), totals)

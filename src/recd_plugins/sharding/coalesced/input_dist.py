@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -162,29 +163,37 @@ def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
-    """Compute ``unique_ids`` on any device with two stable sorts and one device synchronization."""
-    segments = torch.arange(len(sizes), device=ids.device).repeat_interleave(
-        numbers_on(ids.device, sizes)[0], output_size=len(ids)
-    )
-    order = torch.sort(ids, stable=True).indices
-    order = order.index_select(0, torch.sort(segments.index_select(0, order), stable=True).indices)
-    ids, segments = ids.index_select(0, order), segments.index_select(0, order)
-    is_first = torch.ones_like(ids, dtype=torch.bool)
-    is_first[1:] = (ids[1:] != ids[:-1]) | (segments[1:] != segments[:-1])
-    per_segment = torch.zeros(len(sizes), dtype=torch.int64, device=ids.device)
-    per_segment.index_add_(0, segments, is_first.long())
-    first_of_segment = per_segment.cumsum(0) - per_segment
-    number = is_first.cumsum(0) - 1
+    """Compute ``unique_ids`` on any device with one sort and one device synchronization.
+
+    The highest bits of a sort key are the segment. Ids that need more than the other bits, and so
+    are in no table, may count as equal.
+    """
+    if not len(ids):
+        return Unique(ids, [0] * len(sizes), ids.long())
+    starts, size = [0, *accumulate(sizes)], len(ids)
+    rows, lengths = numbers_on(ids.device, [min(n, size - 1) for n in starts], [*sizes, 0])
+    segments = torch.repeat_interleave(lengths, output_size=size)
+    bits = 62 - len(sizes).bit_length()
+    keys = ids if ids.dtype == torch.int32 else ids.clamp(-1 << bits, (1 << bits) - 1)
+    keys, order = torch.sort(torch.add(keys, segments, alpha=2 << bits), stable=True)
+    ids, differ = ids.index_select(0, order), keys[1:] != keys[:-1]
+    number = torch.ops.fbgemm.asynchronous_complete_cumsum(differ.long())
+    first = number.index_select(0, rows)
     inverse = torch.empty_like(order)
-    inverse.scatter_(0, order, number - first_of_segment.index_select(0, segments))
-    counts: list[int] = per_segment.tolist()
+    inverse.scatter_(0, order, number - first.index_select(0, segments))
+    found: list[int] = first.tolist()
+    # Empty segments at the end have the number of the last row.
+    ends = [n if start < size else found[-1] + 1 for n, start in zip(found, starts, strict=True)]
     # A mask as index would wait for the device a second time.
-    return Unique(ids.new_empty(sum(counts)).scatter_(0, number, ids), counts, inverse)
+    unique = ids.new_empty(ends[-1]).scatter_(0, number, ids)
+    return Unique(unique, [end - start for start, end in pairwise(ends)], inverse)
 
 
-def numbers_on(device: torch.device, *numbers: Sequence[int]) -> Tensor:
-    """Return n lists of equal length as int64 ``[n, length]``, without waiting for the device."""
-    made = torch.tensor(numbers, dtype=torch.int64)
+def numbers_on(
+    device: torch.device, *numbers: Sequence[int], dtype: torch.dtype = torch.int64
+) -> Tensor:
+    """Return n lists of equal length as a tensor ``[n, length]``, without a device wait."""
+    made = torch.tensor(numbers, dtype=dtype)
     return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
 
 
@@ -233,14 +242,14 @@ def coalesce_sequences(
     batch, ids, num_ids = _coalesce(features, groups)
     counts = num_ids[: len(groups.coalesced)]
     rows = features.stride() if groups.others else 1
-    lengths = features.lengths().new_zeros(len(groups.coalesced), rows)
-    if rows:
-        lengths[:, 0] = numbers_on(ids.device, counts)[0]
-    lengths = lengths.flatten()
+    first = numbers_on(ids.device, counts, dtype=features.lengths().dtype).T
+    lengths = first[:, :rows]
+    if rows > 1:
+        lengths = torch.cat([first, first.new_zeros(len(counts), rows - 1)], dim=1)
     unique = KeyedJaggedTensor(
         keys=groups.keys,
         values=_with_others(ids, features.values(), features, groups),
-        lengths=torch.cat([lengths, *(batch.lengths[name] for name in groups.others)]),
+        lengths=_with_lengths(lengths.flatten(), batch, groups),
         stride=rows,
         length_per_key=num_ids,
     )
@@ -281,7 +290,7 @@ def coalesce_bags(
         keys=groups.keys,
         values=_with_others(ids, features.values(), features, groups),
         weights=weights,
-        lengths=torch.cat([lengths, *(batch.lengths[name] for name in groups.others)]),
+        lengths=_with_lengths(lengths, batch, groups),
         length_per_key=num_ids,
         stride_per_key_per_rank=[[stride] for stride in strides],
         inverse_indices=(
@@ -404,3 +413,9 @@ def _with_others(
     if not groups.others:
         return own
     return torch.cat([own, _joined(tensor, features, groups.others)])
+
+
+def _with_lengths(own: Tensor, batch: Coalesced, groups: FeatureGroups) -> Tensor:
+    """Append the lengths of features of tables without coalescing to ``own``."""
+    others = [batch.lengths[name] for name in groups.others]
+    return torch.cat([own, *others]) if others else own
