@@ -14,6 +14,7 @@ computes wrong results:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from itertools import accumulate
 
@@ -103,27 +104,29 @@ class RowWiseDivisor:
         sharded._has_mean_pooling_callback = False
         features = [name.partition("@")[0] for name in sharded._embedding_names]
         self._features = [
-            feature if feature in divided else ""
+            feature
             for feature, dim in zip(features, sharded._embedding_dims, strict=True)
             for _ in range(dim)
         ]
-        self._is_divided = torch.tensor(list(map(bool, self._features))).to(sharded._device)
-        self._keys: list[str] = []
+        self._divided, self._keys = divided, list[str]()
 
     def __call__(self, features: KeyedJaggedTensor) -> Tensor:
         """Return divisors, float32 ``[B, columns]``: bag lengths, or 1 if empty or undivided."""
         keys, lengths, device = features.keys(), features.lengths(), features.device()
         if keys != self._keys:
             place = {key: row for row, key in enumerate(keys)}
-            columns = [place.get(feature, 0) for feature in self._features]
+            columns = [place[feature] for feature in self._features]
             self._keys, self._columns = list(keys), numbers_on(device, columns)[0]
+            most = [math.inf if key in self._divided else 1.0 for key in keys]
+            bounds = torch.tensor([[1.0] * len(most), most])
+            self._least, self._most = bounds.unsqueeze(2).to(device)
         if features.variable_stride_per_key():
             _, indices = with_inverse_indices_of(features, keys).inverse_indices()
             first = [0, *accumulate(features.stride_per_key())][:-1]
             rows = indices + numbers_on(device, first)[0].unsqueeze(1)
             lengths = lengths.index_select(0, rows.flatten())
-        by_row = lengths.view(len(keys), lengths.numel() // len(keys)).clamp(min=1).T
-        return torch.where(self._is_divided, by_row.index_select(1, self._columns), 1.0)
+        by_key = lengths.view(len(keys), lengths.numel() // len(keys))
+        return by_key.clamp(self._least, self._most).T.index_select(1, self._columns)
 
     @staticmethod
     def divide(sums: KeyedTensor, divisor: Tensor) -> KeyedTensor:

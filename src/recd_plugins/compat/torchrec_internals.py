@@ -32,6 +32,7 @@ _NAMES: dict[str, str] = {
         "_use_index_dedup _env "
         "_embedding_configs _sharding_type_to_sharding post_lookup_tracker_fn"
     ),
+    "torchrec.distributed.embedding_sharding": "_fx_wrap_batch_size_per_feature",
     "torchrec.distributed.embedding_lookup:GroupedEmbeddingsLookup": (
         "_create_embedding_kernel _emb_modules"
     ),
@@ -41,10 +42,11 @@ _NAMES: dict[str, str] = {
     "torchrec.distributed.embeddingbag:ShardedEmbeddingBagCollection": (
         "_lookups _create_lookups _input_dists _create_input_dist _output_dists _device "
         "_embedding_names _embedding_dims _embedding_shardings _has_mean_pooling_callback "
+        "_uncombined_embedding_dims _inverse_indices_permute_indices _permute_op "
         "_env post_lookup_tracker_fn"
     ),
     "torchrec.distributed.embeddingbag:VariableBatchEmbeddingBagCollectionAwaitable": (
-        "_awaitables _batch_size_per_feature_pre_a2a"
+        "_awaitables _batch_size_per_feature_pre_a2a _inverse_indices _resize_awaitables"
     ),
     "torchrec.distributed.mc_embedding_modules:BaseShardedManagedCollisionEmbeddingCollection": (
         "_table_to_tbe_and_index"
@@ -88,9 +90,9 @@ _NAMES: dict[str, str] = {
     "torchrec.modules.mc_modules:ManagedCollisionCollection": "_managed_collision_modules",
     "torchrec.optim.keyed:OptimizerWrapper": "_optimizer",
     "torchrec.sparse.jagged_tensor": (
-        "_permute_tensor_by_segments "
         "_kjt_flatten _kjt_flatten_spec _kjt_flatten_with_keys _kjt_unflatten"
     ),
+    "fbgemm_gpu.permute_pooled_embedding_modules:PermutePooledEmbeddings": "_permute",
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",
     "torch": "_C _foreach_add",
     "torch._C": "_current_autograd_node _current_graph_task_id _autograd _distributed_c10d",

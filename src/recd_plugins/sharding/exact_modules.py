@@ -15,6 +15,7 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
     ShardedEmbeddingBagCollection,
+    VariableBatchEmbeddingBagCollectionAwaitable,
 )
 from torchrec.distributed.types import (
     Awaitable,
@@ -27,6 +28,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recd_plugins.compat.bucketize import pinned_strides
 from recd_plugins.compat.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
@@ -68,6 +70,7 @@ from recd_plugins.sharding.coalesced.input_dist import (
     feature_groups,
 )
 from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags, CoalescedSequences
+from recd_plugins.sharding.expanded_bags import BagExpansion, ExpandedBags
 from recd_plugins.sharding.gradient_dedup import dedup_gradients
 from recd_plugins.sharding.one_rank import keep_ids_of_one_rank
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, why_plain_codecs
@@ -166,6 +169,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in plan.values())
         configs = module.embedding_bag_configs()
         self._layout: BagLayout | None = None
+        self._expansion = BagExpansion(self) if BagExpansion.supports(self) else None
         self.divisor: RowWiseDivisor | None = None
         if self._groups is None:
             self.divisor = divide_row_wise_tables_only(self, configs, plan)
@@ -235,7 +239,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
         """Send ids to the ranks that store their tables; override this to change the ids."""
-        return super().input_dist(ctx, features)
+        with pinned_strides():
+            return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
@@ -266,6 +271,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
+        elif self._expansion and isinstance(rows, VariableBatchEmbeddingBagCollectionAwaitable):
+            rows = ExpandedBags(rows, self._expansion)
         if self.divisor is not None:
             rows.callbacks.append(partial(self.divisor.divide, divisor=ctx.divisor))
         if getattr(ctx, "no_rows", False):  # the context may belong to a module that wraps this one

@@ -236,15 +236,14 @@ class _AllToAll:
             _by_key(each, order) for each, (_, order) in zip(of_tensors, pairs, strict=True)
         ]
         self._segments = np.concatenate(segments, axis=1)
-        self._index: Tensor | None = None
         uneven = [each for each in requests if each.uneven]
         bags = [_by_key(_segments(each.rows), each.order) for each in uneven]
         if self._arrived.is_cuda:
-            self._index, *recats = _positions(self._arrived.device, self._segments, *bags)
-        else:
-            recats = _positions(self._arrived.device, *bags)
-        for each, recat in zip(uneven, recats, strict=True):
+            bags.append(self._segments)
+        found = _positions(self._arrived.device, *bags)
+        for each, recat in zip(uneven, found, strict=False):
             each._recat = recat
+        self._index = found[-1] if self._arrived.is_cuda else None
 
     def wait(self) -> None:
         if not self._tensors:
