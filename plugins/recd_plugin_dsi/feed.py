@@ -211,8 +211,8 @@ class RayFeed(Feed):
             )
         if kind == "failed":
             raise SetupError(
-                f"dsi.ray: rank {self._rank} could not connect to Ray at "
-                f"{self._cluster.address}: {fields['message']}"
+                f"dsi.ray: rank {self._rank} could not connect to Ray at {self._cluster.address}. "
+                f"Check that Ray runs there. Ray reports: {fields['message']}"
             )
         return kind, fields
 
