@@ -250,7 +250,7 @@ class CopyGroup:
 
     Attributes:
         members: number of ranks in the group.
-        batches: number of batches per step (of 1 rank or a node) that look up a member's copies.
+        batches: batches per step that look up a member's copies: 1 if hot, ranks per node if flex.
         repeats: mean number of accesses to a row by a batch that accesses the row.
     """
 
