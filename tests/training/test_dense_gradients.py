@@ -13,11 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recd_plugins.runtime.errors import RankError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.overlap import DeferredAllReduce
-from recd_plugins.training.optimizer import summed_in_fixed_buckets
+from recd_plugins.testing.fake_cuda import fake_cuda
+from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 
+CPU = torch.device("cpu")
 both = pytest.mark.parametrize("always_trained", [False, True])
 
 
@@ -36,12 +39,14 @@ class Model(nn.Module):
         return loss
 
 
-def sharded(always_trained: bool, all_used: bool) -> DistributedModelParallel:
+def sharded(
+    always_trained: bool, all_used: bool, device: torch.device = CPU
+) -> DistributedModelParallel:
     torch.manual_seed(0)
     return DistributedModelParallel(
         Model(all_used=all_used),
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
+        device=device,
         plan=ShardingPlan({}),
         sharders=[],
         data_parallel_wrapper=summed_in_fixed_buckets(always_trained=always_trained),
@@ -104,6 +109,30 @@ def gradients_without_ddp(rank: int, world_size: int) -> bool:
 
 def test_one_rank_trains_without_ddp() -> None:
     assert launch(gradients_without_ddp, 1) == [True]
+
+
+def cuda_gradients(rank: int, world_size: int, all_used: bool) -> list[list[float]]:
+    with fake_cuda(rank) as device:
+        dmp = sharded(True, all_used, device)
+        torch.manual_seed(rank)
+        features = torch.randn(64, 31).to(device)
+        steps = []
+        for _ in range(3):
+            dmp.zero_grad()
+            for _ in range(2):  # gradients accumulate
+                dmp(features).backward()
+            found = [p.grad for p in dmp.parameters() if p.grad is not None]
+            steps.append(torch.cat([each.flatten() for each in found]).tolist())
+        return steps
+
+
+def test_on_cuda_one_all_reduce_averages_all_gradients() -> None:
+    expected = launch(gradients, 2, True)[0][0]
+    for steps in launch(cuda_gradients, 2, True):
+        for step in steps:
+            assert step == pytest.approx([2 * each for each in expected], abs=1e-6)
+    with pytest.raises(RankError, match="only 3 of 5 dense parameters got a gradient"):
+        launch(cuda_gradients, 2, False)
 
 
 def promise_broken(rank: int, world_size: int) -> str:

@@ -494,18 +494,18 @@ class _Nested(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Any, spec: list[Any], name: str, kernels: int, *given: Any) -> Any:
         needed = ctx.needs_input_grad[4:]
-        stored = [_stored(each).detach() for each in given]
         with _disable_current_modes(), torch.enable_grad():
+            stored = [_stored(each).detach() for each in given]
             for tensor, needs in zip(stored, needed, strict=True):
                 # Placeholders and weights that the backward pass updates have no gradient.
                 tensor.requires_grad_(needs and tensor.is_floating_point())
             result, trained = run(stored)
-        leaves, structure = tree_flatten(result)
+            leaves, structure = tree_flatten(result)
+            made = tuple(_OnCuda(each.detach()) for each in leaves)
         spec.append(structure)
         ctx.kept = [each for each in leaves if each.requires_grad], trained, stored
         ctx.at = [n for n, each in enumerate(leaves) if each.requires_grad]
         ctx.named = name, kernels
-        made = tuple(_OnCuda(each.detach()) for each in leaves)
         ctx.mark_non_differentiable(*(m for m in made if not m.is_floating_point()))
         return made
 
@@ -517,9 +517,9 @@ class _Nested(torch.autograd.Function):
         outputs, trained, stored = ctx.kept
         given = [_stored(gradients[n]) for n in ctx.at]
         with _disable_current_modes():
-            found = torch.autograd.grad(outputs, trained, given, allow_unused=True)
-        by_input = {id(each): gradient for each, gradient in zip(trained, found, strict=True)}
-        return (None,) * 4 + tuple(_put(by_input.get(id(each))) for each in stored)
+            found = map(_put, torch.autograd.grad(outputs, trained, given, allow_unused=True))
+            by_input = dict(zip(map(id, trained), found, strict=True))
+        return (None,) * 4 + tuple(by_input.get(id(each)) for each in stored)
 
 
 def _tensors(*values: Any) -> list[Tensor]:

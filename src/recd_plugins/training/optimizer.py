@@ -1,20 +1,14 @@
-"""Builds optimizers and learning rate schedules, and fixes the order of gradient sums."""
+"""Builds optimizers and learning rate schedules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
-from torchrec.distributed.model_parallel import (
-    DefaultDataParallelWrapper,
-    DistributedModelParallel,
-)
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -108,68 +102,3 @@ def factor(schedule: ScheduleSpec, step: int) -> float:
     done = min((step - schedule.warmup) / (schedule.steps - schedule.warmup), 1.0)
     left = 1 - done if schedule.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
     return schedule.floor + (1 - schedule.floor) * left
-
-
-def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
-    """Return a DDP wrapper for dense layers that sums gradients in the same order in every step.
-
-    DistributedDataParallel rebuilds its buckets after the first step. The position of a gradient in
-    its bucket determines the order in which three or more ranks sum it. A resumed run would
-    therefore differ by rounding from an uninterrupted one.
-
-    Args:
-        always_trained: whether every dense parameter gets a gradient in every step.
-    """
-    if always_trained:
-        return _FixedBuckets(static_graph=False, find_unused_parameters=False)
-    # With find_unused_parameters, buckets are not rebuilt.
-    return _ForSeveralRanks(
-        static_graph=False,
-        find_unused_parameters=True,
-        ddp_kwargs={"skip_all_reduce_unused_params": True},
-    )
-
-
-class _ForSeveralRanks(DefaultDataParallelWrapper):
-    """DDP wrapper that leaves out DDP on one rank, where no gradients are summed."""
-
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        if env.process_group is not None and env.process_group.size() == 1:
-            dmp._dmp_wrapped_module.to(device)
-        else:
-            super().wrap(dmp, env, device)
-
-
-class _FixedBuckets(_ForSeveralRanks):
-    """DDP wrapper that runs a step with zero gradients to rebuild buckets before the first step."""
-
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        super().wrap(dmp, env, device)
-        for child in dmp.children():
-            if isinstance(child, DistributedDataParallel):
-                _train_on_nothing(child)
-
-
-def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
-    ignored = wrapped.parameters_to_ignore
-    named = wrapped.module.named_parameters()
-    parameters = [p for name, p in named if p.requires_grad and name not in ignored]
-    model, wrapped.module = wrapped.module, _Nothing(parameters)
-    try:
-        # Pass an argument: on a GPU, DistributedDataParallel fails without any.
-        wrapped(0.0).backward()
-    finally:
-        wrapped.module = model
-    for parameter in parameters:
-        parameter.grad = None
-
-
-class _Nothing(nn.Module):
-    """Module whose loss is zero and has zero gradients, last parameter first."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__()
-        self._used = [*parameters]  # a list: they are the model's
-
-    def forward(self, nothing: float) -> Tensor:
-        return torch.stack([parameter.sum() * nothing for parameter in self._used]).sum()

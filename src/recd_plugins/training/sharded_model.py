@@ -39,6 +39,7 @@ from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent, gradient_dedup_pays
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint_files import DamagedError
+from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.identity import (
     identity_of_data,
     newest_first,
@@ -46,7 +47,7 @@ from recd_plugins.training.identity import (
     read_schema,
     sharding_identity,
 )
-from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
+from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import broadcast_state, copy_weights, first_weights
 
 logger = logging.getLogger(__name__)

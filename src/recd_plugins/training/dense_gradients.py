@@ -1,0 +1,132 @@
+"""Sums the gradients of dense layers over the ranks, in the same order in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
+from torchrec.distributed.types import ShardingEnv
+
+
+def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
+    """Return a DDP wrapper for dense layers that sums gradients in the same order in every step.
+
+    DistributedDataParallel rebuilds its buckets after the first step. The position of a gradient in
+    its bucket determines the order in which three or more ranks sum it. A resumed run would
+    therefore differ by rounding from an uninterrupted one.
+
+    Args:
+        always_trained: whether every dense parameter gets a gradient in every step.
+    """
+    if always_trained:
+        return _FixedBuckets(static_graph=False, find_unused_parameters=False)
+    # With find_unused_parameters, buckets are not rebuilt.
+    return _ForSeveralRanks(
+        static_graph=False,
+        find_unused_parameters=True,
+        ddp_kwargs={"skip_all_reduce_unused_params": True},
+    )
+
+
+class _ForSeveralRanks(DefaultDataParallelWrapper):
+    """DDP wrapper that leaves out DDP on one rank, where no gradients are summed."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        if env.process_group is not None and env.process_group.size() == 1:
+            dmp._dmp_wrapped_module.to(device)
+        else:
+            super().wrap(dmp, env, device)
+
+
+class _FixedBuckets(_ForSeveralRanks):
+    """Wrapper for parameters that all get a gradient in every step.
+
+    On CPUs, it runs a step of DDP with zero gradients, which rebuilds the buckets before the first
+    step. On CUDA, ``_OneAllReduce`` replaces DDP, which launches two kernels per parameter.
+    """
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        group = env.process_group
+        if device.type == "cuda" and group is not None and group.size() > 1:
+            module = dmp._dmp_wrapped_module.to(device)
+            sharded = set(DistributedModelParallel._sharded_parameter_names(module))
+            named = module.named_parameters()
+            dense = [p for name, p in named if p.requires_grad and name not in sharded]
+            if dense:
+                _OneAllReduce(dense, group)
+            return
+        super().wrap(dmp, env, device)
+        for child in dmp.children():
+            if isinstance(child, DistributedDataParallel):
+                _train_on_nothing(child)
+
+
+class _OneAllReduce:
+    """Averages the gradients of all parameters in one all-reduce.
+
+    The all-reduce starts when the last gradient is ready, and the end of the backward pass waits
+    for it. Gradients are views of one buffer, which the next step overwrites.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        self._parameters, self._group = parameters, group
+        self._ready, self._task = 0, -1
+        self._flat = torch.cat([each.detach().flatten() for each in parameters])
+        pieces = torch.split(self._flat, [each.numel() for each in parameters])
+        self._views = [p.view(each.shape) for p, each in zip(pieces, parameters, strict=True)]
+        for each in parameters:
+            each.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    def _arrived(self, _: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self._task:  # the first gradient of a backward pass
+            self._task, self._ready = task, 0
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._ready += 1
+        if self._ready == len(self._parameters):
+            gradients = [each.grad for each in self._parameters if each.grad is not None]
+            torch._foreach_copy_(self._views, gradients)
+            self._flat.mul_(1 / self._group.size())  # as DistributedDataParallel does
+            self._work = dist.all_reduce(self._flat, group=self._group, async_op=True)
+
+    def _finish(self) -> None:
+        if self._ready != len(self._parameters):
+            raise RuntimeError(
+                f"only {self._ready} of {len(self._parameters)} dense parameters got a gradient. "
+                "Set always_trained = False in the class of the pooling plugin."
+            )
+        self._work.wait()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+
+
+def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
+    ignored = wrapped.parameters_to_ignore
+    named = wrapped.module.named_parameters()
+    parameters = [p for name, p in named if p.requires_grad and name not in ignored]
+    model, wrapped.module = wrapped.module, _Nothing(parameters)
+    try:
+        # Pass an argument: on a GPU, DistributedDataParallel fails without any.
+        wrapped(0.0).backward()
+    finally:
+        wrapped.module = model
+    for parameter in parameters:
+        parameter.grad = None
+
+
+class _Nothing(nn.Module):
+    """Module whose loss is zero and has zero gradients, last parameter first."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._used = [*parameters]  # a list: they are the model's
+
+    def forward(self, nothing: float) -> Tensor:
+        return torch.stack([parameter.sum() * nothing for parameter in self._used]).sum()
