@@ -31,8 +31,6 @@ INTERNALS = (
         ),
         "matching lookups with prefetches of FBGEMM's cache",
     ),
-    Internal(_TABLES, ("D_offsets", "bounds_check_warning"), "checking of bounds on a device"),
-    Internal("torch.nn:Module", ("_buffers",), "checking of bounds on a device"),
     Internal("torch:Tensor", ("_version",), "seeing that prefetched ids changed"),
     Internal("torch.distributed.remote_device", ("_remote_device",), "describing of shards"),
 )

@@ -22,7 +22,13 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.policies import TableCache
-from recd_plugin_scars.runtime.row_cache import CachedBatch, CacheTraffic, RowCache
+from recd_plugin_scars.runtime.row_cache import (
+    MANY_IDS,
+    CachedBatch,
+    CacheTraffic,
+    RowCache,
+    distinct_rows,
+)
 from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.runtime.tables import (
     FastMemory,
@@ -106,13 +112,10 @@ class _Cached(lookup_kernels.RowKernel):
             pooling_mode,
             self._slow,
             arguments,
-            self._prefetch_ids
-            if any(caches[table.name].lookahead for table in config.embedding_tables)
-            else None,
         )
+        self._prefetches = any(caches[table.name].lookahead for table in config.embedding_tables)
         self._fast = FastMemory(self._emb_module, arguments, device)
         self._rows = RowCache(shards_of(config, caches), self._fast, self._mover)
-        self._checks_bounds = (self._emb_module.bounds_checker(device),)
         self._prefetched: deque[tuple[Tensor, int, list[int], CachedBatch]] = deque()
         self._optim = FlushingOptimizer(
             flush=self.flush,
@@ -165,9 +168,7 @@ class _Cached(lookup_kernels.RowKernel):
     def _look_up(
         self, features: KeyedJaggedTensor, looked_up: Callable[[KeyedJaggedTensor], Tensor]
     ) -> Tensor:
-        batch = self._take_prefetched(features) or self._admit(
-            features.values(), features.length_per_key()
-        )
+        batch = self._take_prefetched(features) or self._admit(features)
         self._rows.land(batch)
         self._fast.follow_optimizer()
         self._fast.wait()
@@ -207,15 +208,12 @@ class _Cached(lookup_kernels.RowKernel):
         # The node owns the hook. Nothing else may hold a reference to it.
         weakref.finalize(release, rows.abandon, batch).atexit = False
 
-    def _prefetch_ids(self, ids: Tensor, ids_per_feature: list[int]) -> None:
-        """Start to fetch the rows of a batch before its ``forward`` call.
-
-        Batches must be prefetched in the order of their forward passes, in the training thread.
-        ``forward`` must get the same tensors.
-        """
-        batch = self._admit(ids, ids_per_feature)
-        # The bounds check may copy the ids. This reference prevents reuse of their memory.
-        self._prefetched.append((ids, ids._version, ids_per_feature, batch))
+    def prefetch(self, features: KeyedJaggedTensor, forward_stream: Any = None) -> None:  # noqa: ARG002
+        """Start to fetch the rows of a batch, in the training thread."""
+        if self._prefetches:
+            batch, ids = self._admit(features), features.values()
+            # The bounds check may copy the ids. This reference prevents reuse of their memory.
+            self._prefetched.append((ids, ids._version, features.length_per_key(), batch))
 
     def _take_prefetched(self, features: KeyedJaggedTensor) -> CachedBatch | None:
         """Return the prefetched batch with the same id tensor, or None if the ids changed."""
@@ -232,13 +230,27 @@ class _Cached(lookup_kernels.RowKernel):
                 return None
         return None
 
-    def _admit(self, ids: Tensor, ids_per_feature: list[int]) -> CachedBatch:
-        """Check the bounds of ids like FBGEMM, and start to fetch their rows."""
-        bounds = torch.tensor([0, *ids_per_feature]).cumsum(0).to(ids.device)
-        ids, _, _, _ = self._checks_bounds[0].prepare_inputs(
+    def _admit(self, features: KeyedJaggedTensor) -> CachedBatch:
+        """Check the bounds of ids like FBGEMM, and start to fetch their rows.
+
+        Works on the CPU. Many ids on a GPU are deduplicated before the CPU reads them.
+        """
+        ids, sizes, tables = features.values(), features.length_per_key(), self._feature_table_map
+        lookups = [0] * len(self._local_rows)
+        for size, table in zip(sizes, tables, strict=True):
+            lookups[table] += size
+        inverse = None
+        if ids.is_cuda:
+            found = distinct_rows(ids, lookups, self._local_rows) if len(ids) > MANY_IDS else None
+            if found is None:
+                ids = ids.cpu()
+            else:
+                (ids, sizes, inverse), tables = found, list(range(len(lookups)))
+        bounds = torch.tensor([0, *sizes]).cumsum(0)
+        ids, _, _, _ = self._emb_module.prepare_inputs(
             ids.to(self._emb_module.embedding_table_index_type), bounds
         )
-        return self._rows.admit(ids, ids_per_feature, self._feature_table_map)
+        return self._rows.admit(ids, sizes, tables, lookups, inverse)
 
 
 class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):

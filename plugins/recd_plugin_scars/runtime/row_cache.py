@@ -21,6 +21,8 @@ from recd_plugins.api import DataError
 
 # Rows per flush or load operation.
 _CHUNK = 1 << 16
+#: Number of ids from which deduplication on a GPU is faster than reading all ids on the CPU.
+MANY_IDS = 1 << 14
 
 
 @dataclass
@@ -114,40 +116,42 @@ class RowCache:
         fast.resize(self._pool.num_slots)
 
     def admit(
-        self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
+        self,
+        ids: Tensor,
+        ids_per_feature: Sequence[int],
+        tables: Sequence[int],
+        lookups: Sequence[int],
+        inverse: Tensor | None = None,
     ) -> CachedBatch:
         """Assign slots of the cache memory to the rows of a batch, and start to read missing rows.
 
         Args:
-            ids: ids of all features, feature by feature, ``[num_ids]``.
+            ids: ids of all features, feature by feature, on the CPU, ``[num_ids]``.
             ids_per_feature: number of ids of each feature.
             tables: index of the table of each feature, ascending.
+            lookups: number of looked-up ids per table, for statistics.
+            inverse: index in ``ids`` of each looked-up id; None if ``ids`` are all of them.
 
         Raises:
             DataError: an id is not a row of its table. The cache is unchanged then.
         """
-        counts = torch.tensor(ids_per_feature).to(ids.device)
-        table_of_id = (
-            torch.tensor(tables).to(ids.device).repeat_interleave(counts, output_size=len(ids))
-        )
-        self._check(ids, table_of_id)
+        self._check(ids, ids_per_feature, tables)
         with self._lock:
             self._release_abandoned()
             self._load()
-            if ids.device.type == "cpu":
-                admitted = self._pool.admit(_split(ids.numpy(), ids_per_feature), tables)
-                slot_of_id = torch.from_numpy(admitted.slot_of_id)
-            else:
-                admitted, slot_of_id = self._admit_from_device(ids, table_of_id)
+            admitted = self._pool.admit(_split(ids.numpy(), ids_per_feature), tables)
             if self._pool.num_slots > self._fast.num_slots:
                 self._fast.resize(self._pool.num_slots)
+            slot_of_id = self._on_device(admitted.slot_of_id)
+            if inverse is not None:
+                slot_of_id = slot_of_id.index_select(0, inverse)
             rows = self._pool.row_of_slot[admitted.missing]
             self._num_batches += 1
             batch = CachedBatch(self._num_batches, admitted, slot_of_id)
             if len(rows):
                 self._waiting.append((batch, self._mover.read(torch.from_numpy(rows))))
             if self.is_counting:
-                self._count_batch(admitted, ids_per_feature, tables)
+                self._count_batch(admitted, lookups)
             return batch
 
     def land(self, batch: CachedBatch) -> None:
@@ -232,9 +236,10 @@ class RowCache:
         while self._abandoned:
             self.release(self._abandoned.popleft(), changed=False)
 
-    def _check(self, ids: Tensor, table_of_id: Tensor) -> None:
+    def _check(self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]) -> None:
         """Raise DataError for ids outside their table, also for -1, which FBGEMM accepts."""
-        num_rows = torch.from_numpy(np.diff(self._pool.first_rows)).to(ids.device)
+        table_of_id = torch.tensor(tables).repeat_interleave(torch.tensor(ids_per_feature))
+        num_rows = torch.from_numpy(np.diff(self._pool.first_rows))
         outside = (ids < 0) | (ids >= num_rows.index_select(0, table_of_id))
         if outside.any():
             shard = self._shards[int(table_of_id[outside][0])]
@@ -243,22 +248,6 @@ class RowCache:
                 f"{shard.num_rows - 1} of this rank's shard. Correct the ids, or increase "
                 "num_embeddings."
             )
-
-    def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:
-        """Admit the distinct ids on a GPU. Return their slots, and the slot of each of ``ids``."""
-        first_rows = torch.from_numpy(self._pool.first_rows).to(ids.device)
-        rows, inverse = torch.unique(
-            ids + first_rows.index_select(0, table_of_id), return_inverse=True
-        )
-        on_cpu = rows.cpu().numpy()
-        ends = np.searchsorted(on_cpu, self._pool.first_rows)
-        rows_per_table = np.diff(ends)
-        on_cpu = on_cpu - np.repeat(self._pool.first_rows[:-1], rows_per_table)
-        admitted = self._pool.admit(
-            _split(on_cpu, rows_per_table.tolist()), range(len(self._shards))
-        )
-        slots = torch.from_numpy(admitted.slot_of_id).to(ids.device)
-        return admitted, slots.index_select(0, inverse)
 
     def _write_back(self, slots: NDArray[np.integer]) -> None:
         """Start to write rows back to the full tables. Their slots may be reused immediately."""
@@ -276,11 +265,9 @@ class RowCache:
             ready.record(torch.cuda.current_stream(self._fast.weights.device))
         self._mover.write(torch.from_numpy(rows), weights, state, ready=ready)
 
-    def _count_batch(
-        self, admitted: Admitted, ids_per_feature: Sequence[int], tables: Sequence[int]
-    ) -> None:
-        for num_ids, table in zip(ids_per_feature, tables, strict=True):
-            self.traffic[table].lookups += num_ids
+    def _count_batch(self, admitted: Admitted, lookups: Sequence[int]) -> None:
+        for traffic, num_ids in zip(self.traffic, lookups, strict=True):
+            traffic.lookups += num_ids
         unique, missing = np.diff(admitted.bounds), np.diff(admitted.missing_bounds)
         for table, traffic in enumerate(self.traffic):
             traffic.unique_rows += int(unique[table])
@@ -289,7 +276,44 @@ class RowCache:
             traffic.bytes_read += int(missing[table]) * self._row_bytes
 
     def _on_device(self, slots: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(slots).to(self._fast.weights.device, torch.int64)
+        return to_device(torch.from_numpy(slots).long(), self._fast.weights.device)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to ``device``, without waiting for a GPU."""
+    source = tensor.pin_memory() if device.type == "cuda" else tensor
+    return source.to(device, non_blocking=True)
+
+
+def distinct_rows(
+    ids: Tensor, sizes: Sequence[int], num_rows: Sequence[int]
+) -> tuple[Tensor, list[int], Tensor] | None:
+    """Deduplicate ids on a GPU, with two waits for it.
+
+    Args:
+        ids: ids, table by table, int32 or int64 ``[n]``.
+        sizes: number of ids of each table.
+        num_rows: number of rows of each table.
+
+    Returns:
+        The distinct ids on the CPU, table by table; their number per table; and the index of each
+        id among them, on the GPU. None if an id is not a row of its table.
+    """
+    # Keys of a table are its first key, for ids below 0, one key per row, and one for larger ids.
+    starts = torch.tensor([0, *(rows + 2 for rows in num_rows)]).cumsum(0)
+    layout = torch.stack([torch.tensor(num_rows), starts[:-1] + 1, torch.tensor(sizes)])
+    layout = to_device(layout, ids.device)
+    limit, first = layout[:2].repeat_interleave(layout[2], dim=1, output_size=len(ids))
+    keys, inverse = torch.unique(
+        torch.minimum(ids.clamp(min=-1), limit) + first, return_inverse=True
+    )
+    keys = keys.cpu()
+    ends = torch.searchsorted(keys, starts)
+    counts = ends.diff()
+    found = keys - (starts[:-1] + 1).repeat_interleave(counts)
+    if ((found < 0) | (found == torch.tensor(num_rows).repeat_interleave(counts))).any():
+        return None
+    return found, counts.tolist(), inverse
 
 
 def _split(ids: NDArray[np.integer], lengths: Sequence[int]) -> list[NDArray[np.integer]]:

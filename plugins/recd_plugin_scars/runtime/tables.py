@@ -60,8 +60,6 @@ _OTHERS = (
     "prefetch_pipeline",
     "uvm_host_mapped",
 )
-# Buffers that the bounds check reads (fbgemm 1.6 to 1.9).
-_OF_BOUNDS = ("D_offsets", "bounds_check_warning", "rows_per_table")
 
 
 def table_names(config: GroupedEmbeddingConfig) -> str:
@@ -212,9 +210,8 @@ def as_planned(
 class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
     """FBGEMM module for the full tables, with weights and optimizer state in a backing store.
 
-    TorchRec uses it for state dicts, but not for lookups. TorchRec's prefetch stage calls
-    ``prefetch``, which calls the function ``lookahead``. ``specs`` are the rows and columns of each
-    table, and ``arguments`` are FBGEMM's keyword arguments.
+    TorchRec uses it for state dicts, but not for lookups. ``specs`` are the rows and columns of
+    each table, and ``arguments`` are FBGEMM's keyword arguments.
     """
 
     def __init__(
@@ -225,7 +222,6 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         pooling_mode: PoolingMode,
         slow: BackingStore,
         arguments: dict[str, Any],
-        lookahead: Callable[[Tensor, list[int]], None] | None,
     ) -> None:
         arguments = dict(arguments)
         bounds_check = (config.fused_params or {}).get("bounds_check_mode")
@@ -243,39 +239,6 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
             preallocated_host_buffers=memory,  # FBGEMM 1.7 or later
             **arguments,
         )
-        # TorchRec checks this name to see whether a kernel supports prefetch in a pipeline.
-        self.prefetch_pipeline = lookahead is not None
-        self._lookahead = lookahead
-
-    def bounds_checker(self, device: torch.device) -> TablesInBackingStore:
-        """Return a module whose ``prepare_inputs`` checks the bounds of ids on ``device``."""
-        if device.type == "cpu":
-            return self
-        other = copy.copy(self)
-        other._buffers = {
-            name: buffer.to(device) if name in _OF_BOUNDS and buffer is not None else buffer
-            for name, buffer in self._buffers.items()
-        }
-        return other
-
-    def prefetch(
-        self,
-        indices: Tensor,
-        offsets: Tensor,
-        forward_stream: torch.cuda.Stream | None = None,  # noqa: ARG002 - lookups wait
-        batch_size_per_feature_per_rank: list[list[int]] | None = None,
-    ) -> None:
-        """Start to fetch the rows of a batch. TorchRec's prefetch pipeline calls this."""
-        if self._lookahead is None:
-            return
-        num_features = len(self.feature_table_map)
-        if batch_size_per_feature_per_rank is None:
-            bags = [(len(offsets) - 1) // num_features] * num_features
-        else:
-            bags = [sum(sizes) for sizes in batch_size_per_feature_per_rank]
-        ends = torch.tensor([0, *bags]).cumsum(0).to(offsets.device)
-        ids_per_feature = offsets.index_select(0, ends).diff().tolist()
-        self._lookahead(indices, ids_per_feature)
 
 
 class FlushingOptimizer(EmbeddingFusedOptimizer):

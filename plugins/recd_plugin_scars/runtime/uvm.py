@@ -17,9 +17,10 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.policies import TableCache
+from recd_plugins.api import lookup_kernels
 
 
-class _Uvm:
+class _Uvm(lookup_kernels.RowKernel):
     """Matches each lookup with the prefetch of its batch.
 
     FBGEMM (1.6 to 1.9) takes the cache slots of the oldest prefetch for every lookup. An evaluation
@@ -35,16 +36,28 @@ class _Uvm:
             "prefetch_pipeline": cache.prefetches,
         }
         super().__init__(config, *more)  # type: ignore[call-arg]
-        self._fetch = self._emb_module.prefetch
-        self._emb_module.prefetch = self._prefetch  # TorchRec's prefetch stage calls it
         self._prefetched: deque[tuple[Tensor, int, int, Tensor]] = deque()
 
-    def _prefetch(self, indices: Tensor, offsets: Tensor, *more: Any, **named: Any) -> None:
+    def purge(self) -> None:
+        """Write changed rows back, and empty the cache. TorchRec calls this before loading."""
+        self.flush()
+        self.load()
+
+    def load(self) -> None:
+        """Empty the cache, because the full tables were changed."""
         tables = self._emb_module
+        tables.reset_cache_states()
+        tables.lxu_cache_locking_counter.zero_()
+        self._prefetched.clear()
+
+    def prefetch(self, features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
+        tables, ids = self._emb_module, features.values()
         if tables.prefetch_pipeline:
-            self._fetch(indices, offsets, *more, **named)
+            varies = features.variable_stride_per_key()
+            sizes = features.stride_per_key_per_rank() if varies else None
+            tables.prefetch(ids, features.offsets(), forward_stream, sizes)
             slots = tables.timesteps_prefetched.pop(), tables.lxu_cache_locations_list.pop()
-            self._prefetched.append((indices, indices._version, *slots))
+            self._prefetched.append((ids, ids._version, *slots))
 
     def _look_up(self, features: KeyedJaggedTensor, look_up: Callable[[], Tensor]) -> Tensor:
         tables, ids = self._emb_module, features.values()

@@ -46,6 +46,13 @@ class RowKernel:
     config: GroupedEmbeddingConfig
     flush: Callable[[], None]
 
+    def prefetch(self, features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
+        """Start to fetch the rows of a batch before ``forward``, which gets the same tensors.
+
+        The prefetch stage of train pipelines calls this, in the order of the forward passes.
+        ``forward_stream`` is the CUDA stream of the forward passes.
+        """
+
     def load(self) -> None:
         """Reread the rows from the parameters. Called after a state dict was loaded."""
 
@@ -228,6 +235,7 @@ def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
     ) -> nn.Module:
         if (own := _of_group(config, kernels)) is None:
             return stock_bags(lookup, config, device, pg, sharding_type, env)
+        lookup.prefetch = partial(_prefetch, lookup)
         return own.bags(config, pg, device, sharding_type)
 
     def sequences(
@@ -251,7 +259,7 @@ def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
 
 
 def _prefetch(
-    lookup: GroupedEmbeddingsLookup,
+    lookup: GroupedEmbeddingsLookup | GroupedPooledEmbeddingsLookup,
     sparse_features: KeyedJaggedTensor,
     forward_stream: torch.cuda.Stream | None = None,
 ) -> None:
@@ -261,10 +269,11 @@ def _prefetch(
     for kernel, mine in zip(kernels, features, strict=True):
         # The kernel type of a group is fused, whatever its tables have.
         planned = {table.compute_kernel for table in kernel.config.embedding_tables}
-        if not planned <= _WITHOUT_CACHE and hasattr(kernel.emb_module, "prefetch"):
-            kernel.emb_module.prefetch(
-                indices=mine.values(), offsets=mine.offsets(), forward_stream=forward_stream
-            )
+        if isinstance(kernel, RowKernel):
+            kernel.prefetch(mine, forward_stream)
+        elif not planned <= _WITHOUT_CACHE and hasattr(kernel.emb_module, "prefetch"):
+            sizes = mine.stride_per_key_per_rank() if mine.variable_stride_per_key() else None
+            kernel.emb_module.prefetch(mine.values(), mine.offsets(), forward_stream, sizes)
 
 
 def _of_group(

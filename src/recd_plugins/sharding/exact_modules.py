@@ -33,6 +33,7 @@ from recd_plugins.compat.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
     lookups_with,
+    row_kernels,
     tables_of_row_kernels_stay,
 )
 from recd_plugins.compat.mean_pooling import (
@@ -132,6 +133,8 @@ class _ExactCollection:
         """Reset the tables, and make plugin kernels read the new rows."""
         flush_kernels(self)  # type: ignore[arg-type]
         super().reset_parameters()  # type: ignore[misc]
+        for kernel in row_kernels(self):  # type: ignore[arg-type]
+            kernel.load()
 
     def _create_lookups(self: Any) -> None:
         with lookups_with(self.lookup_kernels):

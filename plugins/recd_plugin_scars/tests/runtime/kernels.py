@@ -94,8 +94,7 @@ def batch_of(*ids: Sequence[Sequence[int]], keys: Sequence[str] | None = None) -
 
 def prefetch(kernel: Kernel, features: KeyedJaggedTensor) -> None:
     """Prefetch as TorchRec's lookups do."""
-    sizes = features.stride_per_key_per_rank() if features.variable_stride_per_key() else None
-    kernel.emb_module.prefetch(features.values(), features.offsets(), None, sizes)
+    kernel.prefetch(features)
 
 
 def learn(output: Tensor, seed: int = 0) -> None:

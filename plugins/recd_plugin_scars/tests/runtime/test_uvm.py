@@ -33,17 +33,9 @@ def _look_up_out_of_order(rank: int, world_size: int, policy: Any, pooling: Pool
         tables = kernel.emb_module
         weights = tables.split_embedding_weights()[0]
         batches = [batch_of(*ids).to(device) for ids in BATCHES]
-        slots: list[Tensor] = []
-        if policy == "lru":
-            fetch = kernel._fetch
-
-            def fetch_and_keep(*arguments: Any, **named: Any) -> None:
-                fetch(*arguments, **named)
-                slots.append(tables.lxu_cache_locations_list[-1])
-
-            kernel._fetch = fetch_and_keep
         prefetch(kernel, batches[0])
         prefetch(kernel, batches[1])
+        slots = [each[-1] for each in kernel._prefetched]
         assert len(slots) == (2 if policy == "lru" else 0)
 
         with host_counts() as counts, torch.no_grad():  # an evaluation between two steps
@@ -59,6 +51,24 @@ def _look_up_out_of_order(rank: int, world_size: int, policy: Any, pooling: Pool
             assert tables.lxu_cache_locations is slots[1]
             assert _count(counts, UNLOCK) == 2  # of the first batch, and after the second
             assert not _count(counts, "fbgemm::lru_cache_populate")
+
+
+def test_loaded_tables_empty_the_cache() -> None:
+    launch(_load_between_prefetch_and_lookup, 1)
+
+
+def _load_between_prefetch_and_lookup(rank: int, world_size: int) -> None:
+    with fake_cuda() as device:
+        kernel = _kernel("lru", PoolingType.SUM, device)
+        batch = batch_of(*BATCHES[0]).to(device)
+        prefetch(kernel, batch)
+        with host_counts() as counts:
+            kernel.purge()
+        assert _count(counts, "fbgemm::lxu_cache_flush") == 1
+        kernel.load()
+        with host_counts() as counts:
+            kernel(batch)
+        assert _count(counts, "fbgemm::lru_cache_populate") == 1
 
 
 def _kernel(policy: Any, pooling: PoolingType, device: torch.device) -> Any:

@@ -1,0 +1,68 @@
+"""The cache of frequent rows on the fake CUDA device."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from recd_plugin_scars.runtime import kernel as kernel_module
+from recd_plugin_scars.runtime.kernel import CachedEmbeddingBag
+from recd_plugin_scars.runtime.policies import TableCache
+from recd_plugin_scars.runtime.row_cache import distinct_rows
+from recd_plugin_scars.tests.runtime.kernels import batch_of, config_of, learn, prefetch, state_of
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.launch import launch
+from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
+
+BATCHES = [
+    ([[1, 2], [3, 3]], [[0], [4, 1]]),
+    ([[4], [0, 5]], [[2, 2], []]),
+    ([[7, 1]] * 2, [[3]] * 2),
+]
+
+
+def test_distinct_rows_are_found_per_table() -> None:
+    ids = torch.tensor([5, 1, 5, 2, 2, 0])
+    found = distinct_rows(ids, [3, 0, 3], [6, 4, 3])
+    assert found is not None
+    rows, counts, inverse = found
+    assert rows.tolist() == [1, 5, 0, 2]
+    assert counts == [2, 0, 2]
+    assert rows[inverse].tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("outside", [-1, 6, -(2**62), 2**62])
+def test_ids_outside_of_their_table_have_no_distinct_rows(outside: int) -> None:
+    assert distinct_rows(torch.tensor([5, outside, 1]), [2, 1], [6, 6]) is None
+
+
+@pytest.mark.parametrize("many", [0, 1 << 14])
+@pytest.mark.parametrize("policy", ["static", "lru"])
+def test_trains_as_on_the_cpu(many: int, policy: str) -> None:
+    expected = launch(_train, 1, "cpu", many, policy)[0]
+    for one, other in zip(expected, launch(_train, 1, "cuda", many, policy)[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def _train(rank: int, world_size: int, kind: str, many: int, policy: str) -> list[np.ndarray]:
+    hot = np.arange(3)
+    caches = {f"t{n}": TableCache(policy, 0.375, hot) for n in range(2)}  # type: ignore[arg-type]
+    with fake_cuda() as cuda, patch.object(kernel_module, "MANY_IDS", many):
+        device = cuda if kind == "cuda" else torch.device("cpu")
+        torch.manual_seed(0)
+        kernel = CachedEmbeddingBag(config_of([8, 8]), None, device, None, caches=caches)
+        for number, ids in enumerate(BATCHES * 2):
+            batch = batch_of(*ids).to(device)
+            batch.length_per_key()
+            with host_counts() as counts:
+                prefetch(kernel, batch)
+            waits = [e for e in counts if e.what == "sync" and "resize" not in e.place]
+            assert len(waits) == (0 if kind == "cpu" else 1 + (many == 0)), waits
+            learn(kernel(batch).cpu(), number)
+        kernel.emb_module.bounds_check_mode_int = 3  # no check by FBGEMM
+        with pytest.raises(DataError, match="id 9 is outside rows 0 to 7"):
+            kernel(batch_of([[9]], [[1]]).to(device))
+        return [each.numpy() for each in state_of(kernel)]
