@@ -37,9 +37,11 @@ from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.config import TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.model.cuda_graph import GraphedLoss
 from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
+from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.optimizer import build_optimizer
 
 _NUM_DENSE = 13
@@ -137,8 +139,7 @@ def _train_host(job: Job) -> Trained:
     device = torch.device(job.device)
     embeddings = _HostEmbeddings(job, device)
     model = _ClickModel(job, embeddings, device)
-    dense = [*model.bottom.parameters(), *model.top.parameters()]
-    optimizer = torch.optim.Adagrad(dense, lr=0.01, eps=TRAINING.eps)
+    optimizer = torch.optim.Adagrad(model.dense.parameters(), lr=0.01, eps=TRAINING.eps)
 
     def step(batches: Iterator[ModelInput]) -> Tensor:
         batch = next(batches)
@@ -222,26 +223,41 @@ def _batches(job: Job) -> Iterator[ModelInput]:
 
 
 class _ClickModel(nn.Module):
-    """DLRM with any embedding module. Dense weights are initialized equally in each variant."""
+    """DLRM with any embedding module."""
 
     def __init__(self, job: Job, embeddings: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.embeddings = embeddings
+        self.embeddings, self.dense = embeddings, _Dense(job, device)
         self._num_features, self._dim = len(job.rows), job.embedding_dim
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(TRAINING.seed)
-            self.bottom = DenseArch(_NUM_DENSE, [*job.bottom, self._dim]).to(device)
-            self.interaction = InteractionArch(self._num_features)
-            interactions = self._num_features * (self._num_features + 1) // 2
-            self.top = OverArch(self._dim + interactions, [*job.top, 1]).to(device)
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return the loss and a tuple of loss, logits and labels, as train pipelines expect."""
         embedded: KeyedTensor = self.embeddings(batch.sparse_features)
         sparse = embedded.values().view(-1, self._num_features, self._dim)
-        logits = self.top(self.interaction(self.bottom(batch.dense_features), sparse)).squeeze(-1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
-        return loss, (loss.detach(), logits.detach(), batch.labels)
+        loss, logits = self.dense(batch.dense_features, batch.labels, sparse)
+        return loss, (loss.detach(), logits, batch.labels)
+
+
+class _Dense(nn.Module):
+    """Dense layers with equal initial weights in each variant, replayed as CUDA graphs."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        super().__init__()
+        num_features, dim = len(job.rows), job.embedding_dim
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(TRAINING.seed)
+            self.bottom = DenseArch(_NUM_DENSE, [*job.bottom, dim]).to(device)
+            self.interaction = InteractionArch(num_features)
+            interactions = num_features * (num_features + 1) // 2
+            self.top = OverArch(dim + interactions, [*job.top, 1]).to(device)
+        self._graphed = GraphedLoss()
+
+    def forward(self, dense: Tensor, labels: Tensor, sparse: Tensor) -> tuple[Tensor, Tensor]:
+        return self._graphed(self, self._loss, dense, labels, sparse)
+
+    def _loss(self, dense: Tensor, labels: Tensor, sparse: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.top(self.interaction(self.bottom(dense), sparse)).squeeze(-1)
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels), logits.detach()
 
 
 class _HostEmbeddings(nn.Module):
@@ -357,4 +373,5 @@ def _sharded_model(job: Job, side: Variant, device: torch.device) -> Distributed
         device=device,
         plan=ShardingPlan({"embeddings": plan}),
         sharders=[sharder],
+        data_parallel_wrapper=summed_in_fixed_buckets(always_trained=False),
     )
