@@ -28,7 +28,7 @@ class Kernel:
             num_features=lambda: num_features,
         )
 
-    def prefetch(self, indices: torch.Tensor, offsets: torch.Tensor, **_: Any) -> None:
+    def prefetch(self, indices: torch.Tensor, offsets: torch.Tensor, *_: Any) -> None:
         assert int(offsets[-1]) == len(indices)
         self.fetched.append(indices.tolist())
 
