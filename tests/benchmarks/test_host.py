@@ -11,7 +11,7 @@ from recd_plugins.runtime.launch import launch
 
 #: Lower a ceiling when a change lowers the count. A higher count needs a reason.
 CEILINGS: dict[str, dict[str, float]] = {
-    "demo_dedup": {"launches": 119, "dispatched": 326, "syncs": 0},
+    "demo_dedup": {"launches": 98, "dispatched": 317, "syncs": 0},
     "scars_cached": {"launches": 61, "dispatched": 137, "syncs": 0},
     "scars_static": {"launches": 40, "dispatched": 162, "syncs": 2},
 }

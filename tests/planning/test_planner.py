@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -399,3 +400,18 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     message = "'own' has the type OwnProcessed, which .*\. No sharder for this type was passed"
     with pytest.raises(SetupError, match=message):
         planner.plan(model, ready.sharders())
+
+
+def test_one_gpu_has_whole_tables() -> None:
+    def kinds(world_size: int) -> set[str]:
+        ready = prepared(registry(), Model())
+        constraints = table_constraints(
+            ready, tables_of(ready.model), profile=profile(), device_type="cuda"
+        )
+        topology = Topology(world_size, "cuda", local_world_size=world_size)
+        found = SortedEnumerator(topology, constraints, ready.registry.training)
+        options = found.enumerate(ready.model, ready.sharders())
+        return {each.sharding_type for each in options if each.compute_kernel == "fused"}
+
+    assert kinds(1) == {"table_wise"}
+    assert kinds(2) > {"table_wise", "row_wise"}
