@@ -42,11 +42,10 @@ _NAMES: dict[str, str] = {
     "torchrec.distributed.embeddingbag:ShardedEmbeddingBagCollection": (
         "_lookups _create_lookups _input_dists _create_input_dist _output_dists _device "
         "_embedding_names _embedding_dims _embedding_shardings _has_mean_pooling_callback "
-        "_uncombined_embedding_dims _inverse_indices_permute_indices _permute_op "
         "_env post_lookup_tracker_fn"
     ),
     "torchrec.distributed.embeddingbag:VariableBatchEmbeddingBagCollectionAwaitable": (
-        "_awaitables _batch_size_per_feature_pre_a2a _inverse_indices _resize_awaitables"
+        "_awaitables _batch_size_per_feature_pre_a2a _resize_awaitables"
     ),
     "torchrec.distributed.mc_embedding_modules:BaseShardedManagedCollisionEmbeddingCollection": (
         "_table_to_tbe_and_index"
@@ -92,7 +91,6 @@ _NAMES: dict[str, str] = {
     "torchrec.sparse.jagged_tensor": (
         "_kjt_flatten _kjt_flatten_spec _kjt_flatten_with_keys _kjt_unflatten"
     ),
-    "fbgemm_gpu.permute_pooled_embedding_modules:PermutePooledEmbeddings": "_permute",
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",
     "torch": "_C _foreach_add",
     "torch._C": "_current_autograd_node _current_graph_task_id _autograd _distributed_c10d",

@@ -36,6 +36,7 @@ _NO_KERNELS = {
     *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "set_", "resize_"),
     *("detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "alias", "view", "_lazy_clone"),
     *("is_pinned", "_pin_memory", "record_stream", "_local_scalar_dense", "is_same_size"),
+    *("_wrap_tensor_autograd", "wait_tensor"),
     *("sym_size", "_assert_async", "slice", "select", "split", "split_with_sizes", "unbind", "t"),
     *("transpose", "expand", "as_strided", "unsqueeze", "squeeze", "permute", "diagonal", "unfold"),
 }

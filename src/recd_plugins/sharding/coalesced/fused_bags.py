@@ -118,12 +118,14 @@ def _pool_group(
 
     ``first`` has the index in ``rows``, ``[R, D]``, of each feature's first row.
     """
-    lengths = [batch.lengths[feature] for feature in features]
-    bags = [0, *accumulate(map(len, lengths))]
     sent = [batch.inverse[feature] for feature in features if feature in batch.inverse]
-    sizes = list(map(len, sent or lengths))
-    first_row, first_bag, size = numbers_on(rows.device, first, bags[:-1], sizes)
-    if sent or mean:
+    if not (sent or mean):
+        (first_row,) = numbers_on(rows.device, first)
+    else:
+        lengths = [batch.lengths[feature] for feature in features]
+        bags = [0, *accumulate(map(len, lengths))]
+        sizes = list(map(len, sent or lengths))
+        first_row, first_bag, size = numbers_on(rows.device, first, bags[:-1], sizes)
         # Rows that the kernel has pooled are bags of one row, divided by the number of their ids.
         weights = None
         if sent:

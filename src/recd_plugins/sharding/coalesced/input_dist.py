@@ -301,6 +301,11 @@ def coalesce_bags(
     return unique, batch
 
 
+def only_expanded(features: KeyedJaggedTensor, groups: FeatureGroups) -> Coalesced:
+    """Return the local data to expand unique rows of a variable batch without coalesced tables."""
+    return Coalesced({}, {}, {}, {}, *_inverse_indices(features, groups))
+
+
 def _takes_no_rows(device: torch.device) -> bool:
     return device.type == "cpu"
 

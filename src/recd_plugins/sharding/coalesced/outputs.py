@@ -215,6 +215,8 @@ class BagLayout:
         configs: Sequence[EmbeddingBagConfig],
         shardings: Mapping[str, ParameterSharding],
         groups: FeatureGroups,
+        *,
+        divides: bool = True,
     ) -> None:
         self.names: list[str] = sharded._embedding_names
         self.dims: list[int] = sharded._embedding_dims
@@ -246,7 +248,8 @@ class BagLayout:
             carrier = carriers.get(feature, feature) + at + table
             row_wise = shardings[config.name].sharding_type in _SUMMED
             # The kernels of other shardings have already divided their sums.
-            mean = config.pooling == PoolingType.MEAN and (row_wise or feature in carriers)
+            mean = divides and config.pooling == PoolingType.MEAN
+            mean = mean and (row_wise or feature in carriers)
             column = starts[name] + first
             self.columns.append(
                 BagColumns(feature, source, dim, column, place[carrier, first], mean)
