@@ -24,7 +24,7 @@ class Places:
     """Hash table from int64 keys to their index in ``keys``.
 
     On CPU, a lookup is about five times as fast as a binary search. Keys are sorted by bucket, and
-    a lookup compares only the few keys of one bucket.
+    a lookup compares only the few keys of one bucket. A GPU does a binary search in one kernel.
 
     Args:
         keys: distinct keys, int64 ``[num_keys]``. The smallest int64 is not allowed.
@@ -32,6 +32,13 @@ class Places:
     """
 
     def __init__(self, keys: NDArray[np.int64], device: torch.device) -> None:
+        self._by_search = device.type == "cuda"
+        if self._by_search:
+            # The last key is in the place -1, like keys that are missing.
+            ordered = np.argsort(keys)
+            self._keys = torch.from_numpy(np.append(keys[ordered], _NO_KEY)).to(device)
+            self._places = torch.from_numpy(np.append(ordered, -1)).to(device)
+            return
         self._bits = max(1, len(keys).bit_length() - 1)
         bucket = self._bucket(torch.from_numpy(keys))
         order = torch.argsort(bucket, stable=True)
@@ -45,6 +52,9 @@ class Places:
 
     def find(self, keys: Tensor) -> Tensor:
         """Return the index of each key in the constructor's ``keys``, int64; -1 if missing."""
+        if self._by_search:
+            at = torch.searchsorted(self._keys[:-1], keys)
+            return torch.where(self._keys[at] == keys, self._places[at], self._places[-1])
         at = self._starts.index_select(0, self._bucket(keys))
         for _ in range(self._most - 1):
             at = at + (self._keys.index_select(0, at) != keys)
@@ -180,22 +190,23 @@ class TierIndex:
         per_feature = [per_key[number] for number in wanted]
 
         # Indexes of hot rows come first, then those of flex rows.
-        place = self.places.find(self.keys(ids, lengths))
+        of_ids = _features_of_ids(ids, lengths)
+        place = self.places.find(self._first_key.index_select(0, of_ids) + ids)
         is_cold, is_flex = place < 0, place >= self.num_hot
-        ends = torch.cat([is_cold.new_zeros(1, dtype=torch.int64), is_cold.cumsum(0)])
-        offsets = torch.cat([ends[:1], lengths.flatten().cumsum(0)])
-        cold_lengths = ends.index_select(0, offsets).diff().view_as(lengths)
-        sums = torch.stack([self._outside(ids, lengths).sum(), is_flex.sum()])
+        offsets_of = torch.ops.fbgemm.asynchronous_complete_cumsum
+        ends = offsets_of(is_cold.to(lengths.dtype))
+        cold_lengths = ends.index_select(0, offsets_of(lengths.flatten())).diff().view_as(lengths)
+        sums = torch.stack([self._outside(ids, of_ids), is_flex]).sum(1)
         # The only wait for the device.
         num_outside, num_flex, *num_cold = torch.cat([sums, cold_lengths.sum(1)]).tolist()
         if num_outside:
-            self._refuse_outside(ids, lengths)
+            self._refuse_outside(ids, of_ids)
         cold_source = nonzero(is_cold, sum(num_cold))
         hot = hot_source = flex = flex_source = place[:0]
         flex_sizes = place.new_zeros(self.ranks_per_node, len(wanted))
         if self.num_hot:
             num_hot = len(ids) - sum(num_cold) - num_flex
-            hot_source = nonzero(~(is_cold | is_flex), num_hot)
+            hot_source = nonzero(is_cold == is_flex, num_hot)  # neither
             hot = place.index_select(0, hot_source)
         if self.num_flex:
             flex_source = nonzero(is_flex, num_flex)
@@ -208,7 +219,7 @@ class TierIndex:
             flex_sizes.view(-1).index_add_(0, part, torch.ones_like(part))
 
         cold_ids = ids.index_select(0, cold_source)
-        cold_lengths = cold_lengths.flatten().to(lengths.dtype)
+        cold_lengths = cold_lengths.flatten()
         if others := [numbers[name] for name in self._others]:
             cold_ids = torch.cat([cold_ids, _take(features, others)])
             cold_lengths = torch.cat([cold_lengths, all_lengths[others].flatten()])
@@ -229,14 +240,14 @@ class TierIndex:
             ids: ids looked up in tables with row copies, feature by feature, ``[n]``.
             lengths: lengths of the features, ``[F, stride]``.
         """
-        return ids + _per_id(self._first_key, ids, lengths)
+        return ids + self._first_key.index_select(0, _features_of_ids(ids, lengths))
 
-    def _outside(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        return (ids < 0) | (ids >= _per_id(self._num_rows, ids, lengths))
+    def _outside(self, ids: Tensor, of_ids: Tensor) -> Tensor:
+        return (ids < 0) | (ids >= self._num_rows.index_select(0, of_ids))
 
-    def _refuse_outside(self, ids: Tensor, lengths: Tensor) -> None:
-        place = self._outside(ids, lengths).nonzero()[0]
-        number = int(feature_of(place, lengths))
+    def _refuse_outside(self, ids: Tensor, of_ids: Tensor) -> None:
+        place = self._outside(ids, of_ids).nonzero()[0]
+        number = int(of_ids[place])
         raise DataError(
             f"feature {self.features[number]!r} has the id {int(ids[place])}, but its table has "
             f"only rows 0 to {int(self._num_rows[number]) - 1}. Enlarge the table, or hash the ids."
@@ -248,7 +259,7 @@ def nonzero(mask: Tensor, count: int) -> Tensor:
 
     Unlike ``Tensor.nonzero``, this function does not wait for the device.
     """
-    return torch.nonzero_static(mask, size=count)[:, -1]
+    return torch.nonzero_static(mask, size=count)[:, -1].contiguous()
 
 
 def feature_of(source: Tensor, lengths: Tensor) -> Tensor:
@@ -256,8 +267,9 @@ def feature_of(source: Tensor, lengths: Tensor) -> Tensor:
     return torch.bucketize(source, lengths.sum(1).cumsum(0), right=True)
 
 
-def _per_id(per_feature: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-    return per_feature.repeat_interleave(lengths.sum(1), output_size=len(ids))
+def _features_of_ids(ids: Tensor, lengths: Tensor) -> Tensor:
+    """Return the feature index of each id, int64 ``[len(ids)]``."""
+    return torch.repeat_interleave(lengths.sum(1), output_size=len(ids))
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -140,15 +140,12 @@ class TouchedRows:
         self._touched = torch.zeros(size, dtype=torch.bool, device=positions.device)
         self._touched.index_fill_(0, positions, True)
         # Kept alive while they are being sent.
-        self._packed = (self._touched.view(-1, _BITS) * self._shifted(1)).sum(1, dtype=torch.uint8)
+        self._bits = _bits(positions.device)
+        self._packed = (self._touched.view(-1, _BITS) * self._bits).sum(1, dtype=torch.uint8)
         self._all = self._packed.new_empty(group.size() * len(self._packed))
         self._work = dist.all_gather_into_tensor(
             self._all, self._packed, group=group, async_op=True
         )
-
-    def _shifted(self, value: int) -> Tensor:
-        bits = torch.arange(_BITS, dtype=torch.uint8, device=self._touched.device)
-        return torch.full_like(bits, value) << bits
 
     def start(self, gradients: Tensor, positions: Tensor, by_position: SumByPosition) -> SparseSum:
         """Start to sum gradients over the ranks.
@@ -177,33 +174,43 @@ class TouchedRows:
         self._work.wait()
         rank, size = self._group.rank(), self._group.size()
         packed = self._all.view(size, -1, 1)
-        bits = (packed & self._shifted(1)).ne(0).view(size, -1)
+        bits = (packed & self._bits).ne(0).view(size, -1)
         anywhere = bits.any(0)
         ends: list[int] = torch.stack([anywhere[:end].sum() for end in self._ends]).tolist()
         rows = nonzero(anywhere, ends[-1])
         bits = bits.index_select(1, rows)
         turns = bits.cumsum(0, dtype=torch.int32)
         count = turns[-1]
-        # Round-robin over the ranks that touched a row, so that all sum equally many rows.
-        summing = bits & (turns == rows % count + 1)
         everywhere = (count == 1) | (size == 2)
-        here = summing[rank] | everywhere
-        send, receive = bits[rank] & (summing | everywhere), bits & here
-        passed_on, passed = (summing[rank] & ~everywhere).expand(size, -1), summing & ~everywhere
-        others = (torch.arange(size, device=rows.device) != rank).unsqueeze(1)
-        ways = [way & others for way in (send, receive, passed_on, passed)]
-        counts = torch.stack([way.sum(1) for way in (*ways, bits, bits & here)]).tolist()
-        sizes = counts[:4]
-        found = [nonzero(way, sum(size)) for way, size in zip(ways, sizes, strict=True)]
-        mine = nonzero(bits[rank], counts[4][rank])
+        # Round-robin over the ranks that touched a row, so that all sum equally many rows.
+        summing = (bits & (turns == rows % count + 1)) | everywhere
+        send, receive = bits[rank] & summing, bits & summing[rank]
+        passed = summing > everywhere  # summed by one of several ranks
+        ways = torch.stack([send, receive, passed[rank].expand_as(passed), passed, bits, receive])
+        ways &= _ranks_of_ways(rank, size, rows.device)
+        counts: list[list[int]] = ways.sum(2).tolist()
+        totals = list(map(sum, counts[:5]))
+        *found, mine = torch.split(nonzero(ways[:5], sum(totals)), totals)
         return Routes(
             rows,
             mine,
-            nonzero(here.index_select(0, mine), counts[5][rank]),
+            nonzero(summing[rank].index_select(0, mine), counts[5][rank]),
             ends,
-            Hop(found[0], sizes[0], found[1], sizes[1]),
-            Hop(found[2], sizes[2], found[3], sizes[3]) if any(sizes[2] + sizes[3]) else None,
+            Hop(found[0], counts[0], found[1], counts[1]),
+            Hop(found[2], counts[2], found[3], counts[3]) if totals[2] + totals[3] else None,
         )
+
+
+@cache
+def _bits(device: torch.device) -> Tensor:
+    return torch.tensor([1 << bit for bit in range(_BITS)], dtype=torch.uint8, device=device)
+
+
+@cache
+def _ranks_of_ways(rank: int, size: int, device: torch.device) -> Tensor:
+    """Return a mask ``[6, size, 1]``: the other ranks four times, and this rank twice."""
+    own = torch.arange(size) == rank
+    return torch.stack([~own] * 4 + [own] * 2).unsqueeze(2).to(device)
 
 
 class SparseSum:
