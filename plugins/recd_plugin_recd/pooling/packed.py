@@ -253,9 +253,21 @@ def linear(layers: Sequence[nn.Linear], values: Tensor) -> Tensor:
     return outputs
 
 
+class _Stacked(torch.autograd.Function):
+    """``torch.stack``, whose backward pass splits the gradient in one call."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:  # noqa: ARG004
+        return torch.stack(parameters)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
+        return gradient.unbind()
+
+
 def layer_norm(norms: Sequence[nn.LayerNorm], values: Tensor) -> Tensor:
     """Apply one layer normalization per feature to values ``[F, n, D]``."""
-    weight = torch.stack([norm.weight for norm in norms]).unsqueeze(1)
-    bias = torch.stack([norm.bias for norm in norms]).unsqueeze(1)
-    normal = F.layer_norm(values, values.shape[-1:], eps=norms[0].eps)
-    return normal * weight + bias
+    weight = _Stacked.apply(*(norm.weight for norm in norms)).unsqueeze(1)  # type: ignore[no-untyped-call]
+    bias = _Stacked.apply(*(norm.bias for norm in norms)).unsqueeze(1)  # type: ignore[no-untyped-call]
+    normal: Tensor = F.layer_norm(values, values.shape[-1:], eps=norms[0].eps) * weight + bias
+    return normal
