@@ -282,15 +282,12 @@ class SortedEnumerator(EmbeddingEnumerator):
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
         options: list[ShardingOption] = super().enumerate(module, sharders)
+        place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
         if self._compute_device == "cuda" and self._world_size == 1:
             # One rank has whole tables, so other shardings only launch more kernels.
-            whole = {_table(o) for o in options if o.sharding_type == ShardingType.TABLE_WISE.value}
-            options = [
-                o
-                for o in options
-                if o.sharding_type == ShardingType.TABLE_WISE.value or _table(o) not in whole
-            ]
-        place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
+            whole = [o for o in options if o.sharding_type == ShardingType.TABLE_WISE.value]
+            names = {(o.fqn, o.compute_kernel) for o in whole}
+            options = whole + [o for o in options if (o.fqn, o.compute_kernel) not in names]
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
@@ -324,10 +321,6 @@ class SortedEnumerator(EmbeddingEnumerator):
             option.shards = [copy.copy(shard) for shard in option.shards]
         self._without_batch.estimate(copies, self._storage.sharder_data_map)
         return {option.name: [shard.storage for shard in option.shards] for option in copies}
-
-
-def _table(option: ShardingOption) -> tuple[str, str]:
-    return option.fqn, option.compute_kernel
 
 
 def document(registry: RunConfig) -> dict[str, Any]:

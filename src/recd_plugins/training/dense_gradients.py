@@ -26,46 +26,39 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
         always_trained: whether every dense parameter gets a gradient in every step.
     """
     if always_trained:
-        return _FixedBuckets(static_graph=False, find_unused_parameters=False)
+        return _DenseGradients(static_graph=False, find_unused_parameters=False)
     # With find_unused_parameters, buckets are not rebuilt.
-    return _ForSeveralRanks(
+    return _DenseGradients(
         static_graph=False,
         find_unused_parameters=True,
         ddp_kwargs={"skip_all_reduce_unused_params": True},
     )
 
 
-class _ForSeveralRanks(DefaultDataParallelWrapper):
-    """DDP wrapper that leaves out DDP on one rank, where no gradients are summed."""
+class _DenseGradients(DefaultDataParallelWrapper):
+    """Wraps the model in DDP if that is the fastest way to sum the gradients of dense layers.
 
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        if env.process_group is not None and env.process_group.size() == 1:
-            dmp._dmp_wrapped_module.to(device)
-        else:
-            super().wrap(dmp, env, device)
-
-
-class _FixedBuckets(_ForSeveralRanks):
-    """Wrapper for parameters that all get a gradient in every step.
-
-    On CPUs, it runs a step of DDP with zero gradients, which rebuilds the buckets before the first
-    step. On CUDA, ``_OneAllReduce`` replaces DDP, which launches two kernels per parameter.
+    One rank sums no gradients. If all parameters get gradients, ``_OneAllReduce`` replaces DDP on
+    CUDA, where DDP launches two kernels per parameter. On CPUs, a step of DDP with zero gradients
+    then rebuilds the buckets before the first step.
     """
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        group = env.process_group
-        if device.type == "cuda" and group is not None and group.size() > 1:
-            module = dmp._dmp_wrapped_module.to(device)
-            sharded = set(DistributedModelParallel._sharded_parameter_names(module))
+        group, module = env.process_group, dmp._dmp_wrapped_module
+        always_trained = not self._find_unused_parameters
+        if group is not None and group.size() == 1:
+            module.to(device)
+        elif group is not None and always_trained and device.type == "cuda":
+            sharded = set(DistributedModelParallel._sharded_parameter_names(module.to(device)))
             named = module.named_parameters()
             dense = [p for name, p in named if p.requires_grad and name not in sharded]
             if dense:
                 _OneAllReduce(dense, group)
-            return
-        super().wrap(dmp, env, device)
-        for child in dmp.children():
-            if isinstance(child, DistributedDataParallel):
-                _train_on_nothing(child)
+        else:
+            super().wrap(dmp, env, device)
+            for child in dmp.children() if always_trained else ():
+                if isinstance(child, DistributedDataParallel):
+                    _train_on_nothing(child)
 
 
 class _OneAllReduce:
