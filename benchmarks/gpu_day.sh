@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs all tests and benchmarks that need a CUDA device, in at most 40 minutes, on one machine.
+# Runs the benchmarks and tests that need a CUDA device, most important first, in at most 12 minutes.
 #
-#   benchmarks/gpu_day.sh [FOLDER]     results as JSON in FOLDER (gpu_day), a summary in
-#                                      FOLDER/summary.json
+#   benchmarks/gpu_day.sh [FOLDER]     results and logs of the steps in FOLDER (build/gpu_day), a
+#                                      summary in benchmarks/results/gpu-DEVICE_NAME.json
 #
-# Finished steps are not repeated, so run the same command again to continue after a stop. The exit
-# code is 1 while the results contain a failed step.
-# Environment variables, with defaults: PYTHON with CUDA packages (python), MINUTES in total (40),
-# SIZE of the benchmarks (reference), DEVICE (cuda; use cpu to try the script without a GPU).
+# Finished steps are not repeated, so run the same command again to continue after a stop, for
+# example with the tests that had no time. The exit code is 1 while the results contain a failed step.
+# Environment variables, with defaults: PYTHON with CUDA packages (python), MINUTES in total (12),
+# SIZE of the benchmarks (small), DEVICE (cuda; use cpu to try the script without a GPU), RESULTS, the
+# folder of the summary (benchmarks/results).
 set -u
 cd "$(dirname "$0")/.."
-folder=${1:-gpu_day} python=${PYTHON:-python} size=${SIZE:-reference} device=${DEVICE:-cuda}
-ends=$((SECONDS + ${MINUTES:-40} * 60))
+folder=${1:-build/gpu_day} python=${PYTHON:-python} size=${SIZE:-small} device=${DEVICE:-cuda}
+results=${RESULTS:-benchmarks/results} ends=$((SECONDS + ${MINUTES:-12} * 60))
 mkdir -p "$folder" || exit 1
 
 # Test files that need a CUDA device, or use one if it exists.
@@ -33,7 +34,7 @@ step() {
     failed=1
     return
   fi
-  if [ "$left" -lt 30 ]; then echo "$name: no time left"; failed=1; return; fi
+  if [ "$left" -lt 15 ]; then echo "$name: no time left"; failed=1; return; fi
   timeout "$((limit < left ? limit : left))" "$@" > "$folder/$name.log" 2>&1 || rc=$?
   # Failed tests are a result. A step without a result or out of time is tried again.
   if [ -e "$folder/$name.part" ] && [ "$rc" -lt 2 ]; then
@@ -60,33 +61,51 @@ json.dump({"device": name, "packages": packages, "cuda": torch.version.cuda}, op
 PY
 [ -e "$folder/doctor.json" ] || { cat "$folder/doctor.json.log"; exit 1; }
 
+# recd NAME SECONDS COMMAND...: a step of the recd command.
+recd() {
+  step "$1.json" "$2" "$python" -c 'from recd_plugins.cli import main; main()' "${@:3}" \
+    --json "$folder/$1.json.part"
+}
+# demo NAME BATCH_SIZE EMBEDDING_DIM ROWS
+demo() {
+  recd "$1" 120 run registry.yaml --ranks 1 --compare training.device="$device" \
+    training.batch_size="$2" model.embedding_dim="$3" dataset.options.generate.rows="$4" \
+    dataset.options.path="$folder/papercal-$4"
+}
+# bench NAME SECONDS BENCHMARK [OPTIONS]
+bench() {
+  step "$1.json" "$2" "$python" -m benchmarks "${@:3}" --device "$device" --size "$size" \
+    --json "$folder/$1.json.part"
+}
+
+bench host 120 host
+demo demo-512x16 512 16 32768
+demo demo-4096x64 4096 64 131072
+bench rm1 120 ablation --only rm1
+bench dlrm 90 dlrm --only dlrm
+bench scars 180 scars
+recd cluster 60 calibrate --ranks 1 --device "$device" --force -o "$folder/cluster.yaml"
 for file in $(cuda_tests); do
   name=tests-$(echo "${file%.py}" | tr / -).xml
-  step "$name" 600 env RECD_TEST_DEVICE="$device" RECD_DAY=all "$python" -m pytest -q -p no:cacheprovider $xdist "$file" \
+  step "$name" 300 env RECD_TEST_DEVICE="$device" RECD_DAY=all "$python" -m pytest -q -p no:cacheprovider $xdist "$file" \
     --junitxml "$folder/$name.part" -o junit_family=xunit2
 done
-step run.json 300 "$python" -c 'from recd_plugins.cli import main; main()' run registry.yaml \
-  training.device="$device" --ranks 1 --compare --json "$folder/run.json.part"
-step cluster.json 300 "$python" -c 'from recd_plugins.cli import main; main()' calibrate --ranks 1 \
-  --device "$device" --force -o "$folder/cluster.yaml" --json "$folder/cluster.json.part"
-for bench in ablation scars dlrm; do
-  step "$bench.json" 900 "$python" -m benchmarks "$bench" --size "$size" --device "$device" \
-    --json "$folder/$bench.json.part"
-done
 
-"$python" - "$folder" <<'PY'
-import json, sys
+"$python" - "$folder" "$results" <<'PY'
+import json, re, sys
 from pathlib import Path
 from xml.etree import ElementTree
-folder = Path(sys.argv[1])
+folder, results = map(Path, sys.argv[1:])
 tests = {}
 for path in sorted(folder.glob("tests-*.xml")):
     suite = next(ElementTree.parse(path).iter("testsuite"))
     tests[path.stem] = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
 benches = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))
-           if p.stem not in ("doctor", "summary", "cluster")}
+           if p.stem not in ("doctor", "cluster")}
 summary = {**json.loads((folder / "doctor.json").read_text()), "tests": tests, "benchmarks": benches}
-(folder / "summary.json").write_text(json.dumps(summary, indent=1))
+name = re.sub(r"[^A-Za-z0-9]+", "-", summary["device"])
+results.mkdir(parents=True, exist_ok=True)
+(results / f"gpu-{name}.json").write_text(json.dumps(summary, indent=1))
 total = {key: sum(each[key] for each in tests.values()) for key in ("tests", "skipped", "failures", "errors")}
 print(summary["device"], total, "benchmarks:", ", ".join(benches) or "none")
 PY
