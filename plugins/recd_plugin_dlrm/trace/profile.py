@@ -120,8 +120,10 @@ def profile_pieces(
         progress(num_rows)
     if empty := [name for name, distances in found.items() if not distances.accesses]:
         raise DataError(
-            f"{source}: feature {empty[0]!r} has no ids in {rows:,} rows. Exclude its table with "
-            "--tables."
+            f"{source}: feature {empty[0]!r} has no ids in its {rows:,} rows. Exclude its table "
+            "with --tables."
+            if rows
+            else f"{source}: the dataset has no rows. Use another one."
         )
     traces = [distances.trace(name, rows) for name, distances in found.items()]
     return TraceProfile({trace.table: trace for trace in traces}, source)

@@ -47,8 +47,8 @@ class Prefix:
         num_rows: number of rows.
         scalars: sum of the rows' embedding dimensions.
         sent: scalars that are sent for these rows in a batch of one rank.
-        exchanged: gradient scalars that a sparse sync (only of accessed rows) exchanges, first if
-            the rows are copied to every rank, then if the rows are copied to every node.
+        exchanged: pair of gradient scalars that a sync of accessed rows exchanges: with a copy of
+            the rows on every rank, and with a copy on every node.
     """
 
     num_rows: int

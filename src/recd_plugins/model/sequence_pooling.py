@@ -135,7 +135,7 @@ class SequencePooling(nn.Module):
         if target is None:
             raise RecdError(
                 f"{plugin.title}: the vectors of the target feature {plugin.target!r} are missing. "
-                "Use a feature that is pooled without a target, or pass targets={name: vectors} "
+                "Choose a target whose own pooling has no target, or pass targets={name: vectors} "
                 "with [B, embedding_dim] to SequencePooling."
             )
         with plugin_call(plugin, _described([group])):

@@ -155,7 +155,10 @@ class Measurement(ABC):
 
 
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:
-    """Return the measurement that was registered last (plugin files after packages), or None."""
+    """Return the ``Measurement`` of the last plugin that registers one, or None.
+
+    Plugin files in ``plugins_dir`` come after installed packages.
+    """
     found: list[type[Measurement]] = []
     PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
     return found[-1]() if found else None

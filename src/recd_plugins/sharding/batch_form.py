@@ -221,8 +221,8 @@ def refuse_inverse_indices(
         return
     if variable or features.inverse_indices_or_none() is not None:
         raise ExactnessError(
-            "an EmbeddingCollection got a deduplicated KeyedJaggedTensor and would lose its "
-            "gradient or inverse_indices. Pass all rows, or use recd_plugins.PooledSequences. With "
+            "an EmbeddingCollection got a deduplicated KeyedJaggedTensor and would ignore its "
+            "inverse_indices. Pass all rows, or use recd_plugins.PooledSequences. With "
             "recd run, pass batch.sequence_features."
         )
 

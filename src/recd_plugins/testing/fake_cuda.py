@@ -490,7 +490,7 @@ def _select_keyed(*args: Any, **kwargs: Any) -> list[Tensor]:
 
 
 class _Nested(torch.autograd.Function):
-    """Runs a function with its gradient on the stored tensors."""
+    """Autograd node that runs a function and its backward pass on the underlying CPU tensors."""
 
     @staticmethod
     def forward(ctx: Any, run: Any, spec: list[Any], name: str, kernels: int, *given: Any) -> Any:

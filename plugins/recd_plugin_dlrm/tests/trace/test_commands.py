@@ -170,7 +170,7 @@ def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
     [
         ("1\n2 x3\n", [], "cannot be read as integer ids: Failed to parse string: 'x3'"),
         ("7\n9223372036854775808\n", [], "Failed to parse string: '9223372036854775808'"),
-        (" \n\n", [], "feature 'id' has no ids in 0 rows"),
+        (" \n\n", [], "the dataset has no rows"),
         ("1 2\n3 4\n5\n6 7\n", ["--columns", "a,b"], "4 lines contain 7 ids in total"),
         ("1", ["--columns", "a,,b"], "a name is empty"),
     ],
