@@ -23,14 +23,8 @@ INTERNALS = (
         ),
         "fast memory that grows",
     ),
-    Internal(
-        _TABLES,
-        (
-            *("timesteps_prefetched", "lxu_cache_locations", "lxu_cache_locations_list"),
-            "lxu_cache_locking_counter",
-        ),
-        "matching lookups with prefetches of FBGEMM's cache",
-    ),
+    Internal(_TABLES, ("timesteps_prefetched", "lxu_cache_locations_list"), "FBGEMM's UVM cache"),
+    Internal(_TABLES, ("lxu_cache_locations", "lxu_cache_locking_counter"), "FBGEMM's UVM cache"),
     Internal("torch:Tensor", ("_version",), "seeing that prefetched ids changed"),
     Internal("torch.distributed.remote_device", ("_remote_device",), "describing of shards"),
 )

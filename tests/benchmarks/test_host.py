@@ -13,6 +13,7 @@ from recd_plugins.runtime.launch import launch
 CEILINGS: dict[str, dict[str, float]] = {
     "demo_dedup": {"launches": 98, "dispatched": 317, "syncs": 0},
     "scars_cached": {"launches": 61, "dispatched": 137, "syncs": 0},
+    "scars_coalesced": {"launches": 99, "syncs": 1},
     "scars_static": {"launches": 40, "dispatched": 162, "syncs": 2},
 }
 

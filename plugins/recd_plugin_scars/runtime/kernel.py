@@ -23,7 +23,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.row_cache import (
-    MANY_IDS,
     CachedBatch,
     CacheTraffic,
     RowCache,
@@ -241,8 +240,7 @@ class _Cached(lookup_kernels.RowKernel):
             lookups[table] += size
         inverse = None
         if ids.is_cuda:
-            found = distinct_rows(ids, lookups, self._local_rows) if len(ids) > MANY_IDS else None
-            if found is None:
+            if (found := distinct_rows(ids, lookups, self._local_rows)) is None:
                 ids = ids.cpu()
             else:
                 (ids, sizes, inverse), tables = found, list(range(len(lookups)))

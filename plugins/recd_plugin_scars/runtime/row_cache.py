@@ -297,8 +297,10 @@ def distinct_rows(
 
     Returns:
         The distinct ids on the CPU, table by table; their number per table; and the index of each
-        id among them, on the GPU. None if an id is not a row of its table.
+        id among them, on the GPU. None if an id is not a row of its table, or if there are few ids.
     """
+    if len(ids) <= MANY_IDS:
+        return None
     # Keys of a table are its first key, for ids below 0, one key per row, and one for larger ids.
     starts = torch.tensor([0, *(rows + 2 for rows in num_rows)]).cumsum(0)
     layout = torch.stack([torch.tensor(num_rows), starts[:-1] + 1, torch.tensor(sizes)])

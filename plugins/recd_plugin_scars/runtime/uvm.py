@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class _Uvm(lookup_kernels.RowKernel):
             slots = tables.timesteps_prefetched.pop(), tables.lxu_cache_locations_list.pop()
             self._prefetched.append((ids, ids._version, *slots))
 
-    def _look_up(self, features: KeyedJaggedTensor, look_up: Callable[[], Tensor]) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, *more: Any, **named: Any) -> Tensor:
         tables, ids = self._emb_module, features.values()
         tables.timesteps_prefetched, tables.lxu_cache_locations_list = [], []
         for place, (of_batch, version, step, slots) in enumerate(self._prefetched):
@@ -70,7 +69,7 @@ class _Uvm(lookup_kernels.RowKernel):
                 self._prefetched.popleft()
                 tables.timesteps_prefetched, tables.lxu_cache_locations_list = [step], [slots]
                 break
-        rows = look_up()
+        rows: Tensor = super().forward(features, *more, **named)  # type: ignore[misc]
         if not rows.requires_grad:  # otherwise the backward pass unlocks the slots
             self._unlock(tables.lxu_cache_locations)
         return rows
@@ -86,12 +85,6 @@ class _Uvm(lookup_kernels.RowKernel):
 class UvmEmbeddingBag(_Uvm, BatchedFusedEmbeddingBag):
     """TorchRec's pooling kernel with FBGEMM's UVM cache of policy ``cache.policy``."""
 
-    def forward(self, features: KeyedJaggedTensor, *more: Any, **named: Any) -> Tensor:
-        return self._look_up(features, lambda: super(_Uvm, self).forward(features, *more, **named))
-
 
 class UvmEmbedding(_Uvm, BatchedFusedEmbedding):
     """TorchRec's kernel without pooling, with FBGEMM's UVM cache of policy ``cache.policy``."""
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        return self._look_up(features, lambda: super(_Uvm, self).forward(features))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from recd_plugin_scars.runtime import kernel as kernel_module
+from recd_plugin_scars.runtime import row_cache
 from recd_plugin_scars.runtime.kernel import CachedEmbeddingBag
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.row_cache import distinct_rows
@@ -24,6 +24,7 @@ BATCHES = [
 ]
 
 
+@patch.object(row_cache, "MANY_IDS", 0)
 def test_distinct_rows_are_found_per_table() -> None:
     ids = torch.tensor([5, 1, 5, 2, 2, 0])
     found = distinct_rows(ids, [3, 0, 3], [6, 4, 3])
@@ -34,6 +35,7 @@ def test_distinct_rows_are_found_per_table() -> None:
     assert rows[inverse].tolist() == ids.tolist()
 
 
+@patch.object(row_cache, "MANY_IDS", 0)
 @pytest.mark.parametrize("outside", [-1, 6, -(2**62), 2**62])
 def test_ids_outside_of_their_table_have_no_distinct_rows(outside: int) -> None:
     assert distinct_rows(torch.tensor([5, outside, 1]), [2, 1], [6, 6]) is None
@@ -50,7 +52,7 @@ def test_trains_as_on_the_cpu(many: int, policy: str) -> None:
 def _train(rank: int, world_size: int, kind: str, many: int, policy: str) -> list[np.ndarray]:
     hot = np.arange(3)
     caches = {f"t{n}": TableCache(policy, 0.375, hot) for n in range(2)}  # type: ignore[arg-type]
-    with fake_cuda() as cuda, patch.object(kernel_module, "MANY_IDS", many):
+    with fake_cuda() as cuda, patch.object(row_cache, "MANY_IDS", many):
         device = cuda if kind == "cuda" else torch.device("cpu")
         torch.manual_seed(0)
         kernel = CachedEmbeddingBag(config_of([8, 8]), None, device, None, caches=caches)
