@@ -27,7 +27,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.compat.bucketize import pinned_strides
 from recd_plugins.compat.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
@@ -247,8 +246,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
         """Send ids to the ranks that store their tables; override this to change the ids."""
-        with pinned_strides():
-            return super().input_dist(ctx, features)
+        return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList

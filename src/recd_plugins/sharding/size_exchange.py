@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torchrec.distributed import embedding_sharding
 from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllTensorsAwaitable, _get_recat
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -30,10 +31,19 @@ _get_recat = cache(_get_recat)
 
 def exchange_sizes_once(modules: Iterable[nn.Module]) -> None:
     """Make input dists of ``modules`` wait for ``send_sizes``, which sends all sizes at once."""
+    # TorchRec copies the rows per feature of row-wise tables from pageable memory.
+    embedding_sharding._fx_wrap_batch_size_per_feature = _rows_per_feature
     for module in chain.from_iterable(each.modules() for each in modules):
         for input_dist in getattr(module, "_input_dists", ()):
             if isinstance(replaced := getattr(input_dist, "_dist", None), KJTAllToAll):
                 replaced.forward = partial(_Request, replaced)
+
+
+def _rows_per_feature(features: KeyedJaggedTensor) -> Tensor | None:
+    if not features.variable_stride_per_key():
+        return None
+    dtype = features.lengths().dtype
+    return numbers_on(features.device(), features.stride_per_key(), dtype=dtype)[0]
 
 
 def send_sizes(requests: Iterable[Any]) -> None:
