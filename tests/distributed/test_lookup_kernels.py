@@ -17,7 +17,10 @@ from recd_plugins.sharding.overlap import LookupAhead
 
 
 class Kernel:
-    def __init__(self, compute_kernel: EmbeddingComputeKernel, num_features: int) -> None:
+    def __init__(
+        self, compute_kernel: EmbeddingComputeKernel, num_features: int, pipelined: bool = True
+    ) -> None:
+        self.prefetch_pipeline = pipelined
         self.fetched: list[list[int]] = []
         self.emb_module = self
         tables = [SimpleNamespace(compute_kernel=compute_kernel)]
@@ -36,12 +39,13 @@ class Kernel:
 def test_only_kernels_with_a_cache_fetch_ahead() -> None:
     plain = Kernel(EmbeddingComputeKernel.FUSED, 1)
     cached = Kernel(EmbeddingComputeKernel.FUSED_UVM_CACHING, 2)
-    lookup: Any = SimpleNamespace(_emb_modules=[plain, cached])
+    unlocked = Kernel(EmbeddingComputeKernel.FUSED_UVM_CACHING, 1, pipelined=False)
+    lookup: Any = SimpleNamespace(_emb_modules=[plain, cached, unlocked])
     features = KeyedJaggedTensor(
-        ["a", "b", "c"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 2, 1])
+        ["a", "b", "c", "d"], torch.tensor([1, 2, 3, 4, 5]), lengths=torch.tensor([1, 2, 1, 1])
     )
     lookup_kernels._prefetch(lookup, features)
-    assert (plain.fetched, cached.fetched) == ([], [[2, 3, 4]])
+    assert (plain.fetched, cached.fetched, unlocked.fetched) == ([], [[2, 3, 4]], [])
 
 
 @pytest.mark.parametrize(

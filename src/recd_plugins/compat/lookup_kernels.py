@@ -263,15 +263,16 @@ def _prefetch(
     sparse_features: KeyedJaggedTensor,
     forward_stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Prefetch rows as TorchRec does, but skip kernels without a cache, which fail on CPU."""
+    """Prefetch rows, except for kernels without a cache, or whose cache does not lock rows."""
     kernels = list(lookup._emb_modules)
     features = sparse_features.split([kernel.config.num_features() for kernel in kernels])
     for kernel, mine in zip(kernels, features, strict=True):
         # The kernel type of a group is fused, whatever its tables have.
         planned = {table.compute_kernel for table in kernel.config.embedding_tables}
+        locks = getattr(kernel.emb_module, "prefetch_pipeline", False)
         if isinstance(kernel, RowKernel):
             kernel.prefetch(mine, forward_stream)
-        elif not planned <= _WITHOUT_CACHE and hasattr(kernel.emb_module, "prefetch"):
+        elif locks and not planned <= _WITHOUT_CACHE:
             sizes = mine.stride_per_key_per_rank() if mine.variable_stride_per_key() else None
             kernel.emb_module.prefetch(mine.values(), mine.offsets(), forward_stream, sizes)
 
