@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from pydantic import BaseModel
@@ -70,6 +70,8 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             value = field.get_default(call_default_factory=True)
             default = "" if isinstance(value, BaseModel) else f"`{json.dumps(value, default=str)}`"
         meaning = (field.description or "").replace("|", "\\|")
+        if values := _values(field.annotation):
+            meaning += f" One of {', '.join(f'`{each}`' for each in values)}."
         yield f"| `{key}` | {default} | {meaning} |"
         if inner is not None:
             yield from _rows(inner, f"{key}.")
@@ -80,6 +82,13 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_inner, get_args(annotation))), None)
+
+
+def _values(annotation: Any) -> tuple[Any, ...]:
+    """Return the values of a Literal in an annotation such as ``Literal["a", "b"] | None``."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next(filter(None, map(_values, get_args(annotation))), ())
 
 
 def commands() -> str:

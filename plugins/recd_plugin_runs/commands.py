@@ -84,7 +84,8 @@ def evaluate(
             f"{trained}: dataset {read.dataset.name!r} has no test split. Configure a test split "
             "in dataset.options."
         )
-    given = cli_options.overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
+    # Only ids that the ranks themselves preprocess can be counted as out-of-vocabulary.
+    given = cli_options.overrides(ranks=ranks, batch_size=batch_size, workers=0, evaluate=True)
     read = read.with_training(given)
     if baseline:  # before the evaluation, which may take long
         imports.optional_library("sklearn", "baseline", "--baseline")

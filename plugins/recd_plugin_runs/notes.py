@@ -28,13 +28,16 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
 
 
 class UnknownIds:
-    """Counts out-of-vocabulary ids per feature, from the creation of this object on.
+    """Counts distinct out-of-vocabulary ids per feature, from the creation of this object on.
 
-    Ids that worker processes (``training.workers``) preprocess are not counted.
+    Counts nothing if other processes preprocess the ids: ``training.workers`` must be 0, and an
+    ingestion plugin disables the counts.
     """
 
     def __init__(self, registry: RunConfig) -> None:
         self._counted: dict[int, tuple[list[str], set[int]]] = {}
+        if registry.ingestion is not None:
+            return
         schema = registry.dataset.schema()
         for feature, steps in transforms.fitted_steps(registry, schema).items():
             for step in steps if feature in schema.sparse else ():  # numbers have no ids
@@ -57,7 +60,7 @@ class UnknownIds:
         ]
         if told and dist.get_rank() == 0:
             click.echo(
-                "Number of out-of-vocabulary ids per feature, scored as unknown ids: "
+                "Distinct out-of-vocabulary ids per feature, scored as unknown ids: "
                 f"{', '.join(told)}",
                 err=True,
             )

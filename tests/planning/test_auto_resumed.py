@@ -56,7 +56,7 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     (whole / "identity.json").write_text(missing)
     anew = resume_choice(make_registry(sharding=auto, training=training))
     assert anew.sharding[-1].plugin.name == "auto"
-    told = "'auto' searches again, because this run cannot use the sharding in"
+    told = "'auto' searches again, because tables or plugins differ from those in"
     assert told in capsys.readouterr().err
     (whole / "identity.json").write_text(text)
     fewer = [name for name in SPARSE if name != "item_0"]

@@ -382,10 +382,13 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert not validation.add(8, measured(math.nan))
     assert validation.stops
     assert str(validation) == (
-        "stopped early, after step 8: the best normalized_entropy of the validations was 0.80000, "
-        "after step 4, with no improvement in the next 2 validations. Test figures are those of "
-        "step 4, and optimistic, because the test split selected this step. For unbiased figures, "
-        "evaluate on other data"
+        "the best normalized_entropy of the validations was 0.80000, after step 4. Test figures "
+        "are those of step 4, and optimistic, because the test split selected this step. For "
+        "unbiased figures, evaluate on other data"
+    )
+    assert validation.stopped == (
+        "stopped early after step 8: normalized_entropy has not improved for 2 validations. Test "
+        "metrics and recd predict use step 4"
     )
     assert Validation(spec(patience=2), validation.curve).stops
     assert Validation(spec(metric="auc"), validation.curve).curve.values == []

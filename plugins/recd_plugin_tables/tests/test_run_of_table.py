@@ -66,7 +66,7 @@ def test_the_output_fits_one_screen_unless_verbose() -> None:
         done = forked.run([RECD, "run", "a.yaml", *small, *options], cwd=Path.cwd())
         assert done.returncode == 0, done.stderr
         text = done.stderr + done.stdout
-        lines = [line for line in text.splitlines() if not line.startswith("plugins: step=")]
+        lines = [line for line in text.splitlines() if not line.startswith("training: step=")]
         assert re.search(r"^ +test +train *$.*^ samples .*^training, ", text, re.M | re.S)
         assert lines[-1].startswith("saved to runs/")
         assert [word for word in detail if word in text] == ([*detail] if options else [])

@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import signal
+import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recd_plugins.report.output import visible
-from recd_plugins.runtime.errors import FAILED_CALL, RankError, in_a_line
+from recd_plugins.runtime.errors import FAILED_CALL, RankError, RunInterrupted, in_a_line
 from recd_plugins.runtime.versions import __version__
 
 
@@ -30,12 +32,23 @@ class Ended(KeyboardInterrupt):
         self.signal = number
 
 
+def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send a signal again if Python ignores its exception, which was raised in a destructor."""
+    error = unraisable.exc_value
+    if isinstance(error, KeyboardInterrupt | RunInterrupted):
+        number = getattr(error, "signal", signal.SIGINT)
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
 @contextmanager
 def unwinding() -> Iterator[None]:
     """Raise ``Ended`` on SIGTERM and SIGHUP within this context, so that ``finally`` blocks run.
 
-    Under torchrun the default signal handlers stay: they end the process immediately, because an
-    exception cannot interrupt a rank that waits in a collective.
+    Destructors ignore exceptions, so exceptions of signals are then raised again. Under torchrun
+    the default signal handlers stay: they end the process immediately, because an exception cannot
+    interrupt a rank that waits in a collective.
     """
 
     def end(number: int, _: object) -> None:
@@ -45,9 +58,11 @@ def unwinding() -> Iterator[None]:
     mine = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
         signal.signal(number, end)
+    before, sys.unraisablehook = sys.unraisablehook, _send_again
     try:
         yield
     finally:
+        sys.unraisablehook = before
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
 

@@ -433,7 +433,7 @@ def run(
         first_seed = loaded.training.seed
         for seed in range(first_seed, first_seed + seeds):
             with started(seed) as trainer, _adding_resume_command(registry):
-                by_seed[seed] = trainer.train("plugins")
+                by_seed[seed] = trainer.train()
                 saved(trainer, by_seed[seed])
                 folders[seed] = trainer.folder
         finish(trainer, of_seeds(by_seed), [seed_table(by_seed, folders)])
@@ -456,7 +456,7 @@ def run(
             both = dict(comparison.rounds[0])
             results = {"plugins": both["plugins"]}
         else:
-            result = trainer.train("plugins")
+            result = trainer.train()
             complete = resume and len(result.losses) == result.first_step
             if not complete:
                 saved(trainer, result)

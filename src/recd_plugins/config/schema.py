@@ -145,6 +145,8 @@ class ValidationSpec(Spec):
     @field_validator("metric")
     @classmethod
     def _has_a_best(cls, metric: str) -> str:
+        if metric not in _BEST and metric.lower() in _BEST:
+            raise ValueError(f"no metric is named {metric!r}. Did you mean {metric.lower()!r}?")
         if metric in ("calibration", "num_samples"):
             raise ValueError(
                 f"metric {metric!r} does not rank models. Use another metric, such as "
@@ -289,11 +291,13 @@ class TrainingSpec(Spec):
     @classmethod
     def _trains_tables(cls, optimizer: Any) -> Any:
         if optimizer in ("adam", "adamw", "adagrad"):
+            name = "adagrad" if optimizer == "adagrad" else "adam"
+            needs = "" if name == "adagrad" else " (needs CUDA)"
+            entry = f'[{{use: torchrec.{name}, tables: ["*"], options: {{learning_rate: 0.01}}}}]'
             raise ValueError(
-                f"embedding tables cannot use {optimizer!r} here. Use 'rowwise_adagrad', and set "
-                f"training.dense_optimizer: {optimizer} to train the dense layers with it. For "
-                "tables with another FBGEMM optimizer, such as Adam on CUDA, add an entry to the "
-                "section optimizers"
+                f"{optimizer!r} is not 'rowwise_adagrad' or 'sgd', which work on all devices. For "
+                f"{name} in embedding tables{needs}, set optimizers: {entry}. To train only the "
+                f"dense layers with it, set training.dense_optimizer: {optimizer}"
             )
         return optimizer
 

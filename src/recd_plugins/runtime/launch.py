@@ -30,10 +30,12 @@ from recd_plugins.runtime.machine import threads_of_a_rank
 from recd_plugins.runtime.processes import (
     adopt_environ,
     end_with_parent,
+    ignore_terminal,
     portable,
     safe_path,
     share_fork_server,
     start_fork_server,
+    terminal_blocked,
 )
 from recd_plugins.runtime.signals import LAUNCHED, passed_on
 from recd_plugins.runtime.watch import HangLimits, HangWatch, Heart
@@ -180,7 +182,7 @@ class Ranks:
                 process = context.Process(  # type: ignore[attr-defined]
                     target=_serve, args=(rank, theirs, setup), name=f"rank {rank}"
                 )
-                with safe_path():
+                with safe_path(), terminal_blocked():
                     process.start()
                 theirs.close()
                 self.processes.append(process)
@@ -330,9 +332,7 @@ def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits
 
 def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
     """Run in each rank: join the process group, then call the functions that ``run`` sends."""
-    # The terminal sends these to all processes; the parent ends the ranks.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal()
     end_with_parent()
     share_fork_server()
     adopt_environ(setup.environ)

@@ -16,6 +16,7 @@ from typing import TypeVar
 from recd_plugins.runtime.errors import RecdError
 
 _SAFE_PATH = "PYTHONSAFEPATH"
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 
 E = TypeVar("E", bound=Exception)
 
@@ -60,20 +61,36 @@ def adopt_environ(environ: Mapping[str, str]) -> None:
     os.environ.update(environ)
 
 
+def ignore_terminal() -> None:
+    """Make a child process ignore Ctrl-C and the closing of the terminal, which its parent handles.
+
+    Undoes the blocking of ``terminal_blocked``, in which this process was started.
+    """
+    for number in _OF_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
+
+
+@contextmanager
+def terminal_blocked() -> Iterator[None]:
+    """Block signals of the terminal in processes that start in this context.
+
+    They call ``ignore_terminal``. Until then, imports cannot fail with a KeyboardInterrupt.
+    """
+    resource_tracker.ensure_running()  # unblocks SIGINT in this process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_fork_server() -> None:
-    """Start multiprocessing's fork server if needed. It and its children ignore SIGHUP."""
+    """Start multiprocessing's fork server if needed. It and its children ignore Ctrl-C."""
     # Imports check for a GPU. NVML answers without initializing CUDA, which forks would break.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if threading.current_thread() is not threading.main_thread():
-        with safe_path():
-            forkserver._forkserver.ensure_running()  # signals are the main thread's
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with safe_path():
-            forkserver._forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with safe_path(), terminal_blocked():
+        forkserver._forkserver.ensure_running()
 
 
 def share_fork_server() -> None:

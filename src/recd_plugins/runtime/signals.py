@@ -32,7 +32,7 @@ _ONE_CTRL_C = 2.0
 def _say_that_it_ends(number: int) -> None:
     print(
         f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
-        "written if training.checkpoint.path is set. A second signal ends the run immediately.",
+        "written if the run has a checkpoint folder. A second signal ends the run immediately.",
         file=sys.stderr,
         flush=True,
     )
@@ -45,7 +45,7 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
 
     def receive(number: int, _frame: FrameType | None) -> None:
         nonlocal got
-        if got:
+        if got and ranks:
             raise RunInterrupted.by(number, "a second signal ended the run immediately")
         got = number
         if not ranks:

@@ -415,13 +415,23 @@ class Validation:
             best = " (the best so far)"
         return f"step {step}, {rows:,} rows of the test split: {shown}{best}"
 
+    @property
+    def stopped(self) -> str:
+        """Return a line of text that says why the run stops early."""
+        curve = self.curve
+        used = f". Test metrics and recd predict use step {curve.best_step}"
+        return (
+            f"stopped early after step {curve.steps[-1]}: {curve.metric} has not improved for "
+            f"{curve.stale} validation{'s' * (curve.stale > 1)}{'' if curve.best is None else used}"
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Return the validated steps and their results as JSON values."""
         best = {"best_step": self.curve.best_step, "stopped_early": self.stops}
         return {**asdict(self.curve), **best}
 
     def __str__(self) -> str:
-        curve, last = self.curve, self.curve.steps[-1]
+        curve = self.curve
         if curve.best is None:
             best = f"no validation had a finite {curve.metric}"
         else:
@@ -429,10 +439,6 @@ class Validation:
                 f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
                 f"after step {curve.best_step}"
             )
-        if self.stops:
-            best = f"stopped early, after step {last}: {best}"
-            if curve.best is not None:
-                best += f", with no improvement in the next {curve.stale} validations"
         if curve.best is None:
             return best
         return (

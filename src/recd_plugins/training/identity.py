@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -387,13 +388,15 @@ def _within(field: str, names: Collection[str]) -> bool:
 
 
 def _first(clauses: Sequence[str]) -> str:
-    more = f"; and {len(clauses) - 3} more" if len(clauses) > 3 else ""
+    more = f"; and {len(clauses) - 3} more differences" if len(clauses) > 3 else ""
     return "; ".join(clauses[:3]) + more
 
 
 def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     shown = [
-        f"{json.dumps(values[field]):.60}" if field in values else "not set"
+        textwrap.shorten(json.dumps(values[field]), 60, placeholder=" ...")
+        if field in values
+        else "not set"
         for values in (before, now)
     ]
     name = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")

@@ -195,7 +195,8 @@ class Result:
         found = figures(self)
         splits = [name for name in ("test", "train") if f"{name}_samples" in found]
         metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(("test_", "train_"))}
-        quality = text_table("", [""], splits)
+        resumed = f"train after step {self.first_step}" if self.first_step else "train"
+        quality = text_table("", [""], [resumed if s == "train" else s for s in splits])
         for metric in dict.fromkeys(metrics.values()):
             cells = (found.get(f"{split}_{metric}", (None, "")) for split in splits)
             quality.add_row(figure_words(metric), *(figure_text(*cell) for cell in cells))
@@ -206,8 +207,8 @@ class Result:
                 speed.add_row(figure_words(name), figure_text(value, unit))
         if self.first_step:
             speed.caption = (
-                f"resumed at step {self.first_step}: training metrics and speed cover the "
-                f"{len(self.losses) - self.first_step} steps after it"
+                f"speed of the {len(self.losses) - self.first_step} steps after the resumed "
+                f"step {self.first_step}"
             )
         return [quality, speed] if splits else [speed]
 

@@ -82,9 +82,14 @@ class Session:
     hang_limits: HangLimits
     folder: Path | None = None
 
-    def train(self, variant: Variant, sharding: str | None = None) -> Result:
-        """Train on all ranks. ``sharding`` is the plugin to use in the first sharding entry."""
-        job = replace(self.job, variant=variant, sharding=sharding or self.job.sharding)
+    def train(self, variant: Variant | None = None, sharding: str | None = None) -> Result:
+        """Train on all ranks. ``sharding`` is the plugin to use in the first sharding entry.
+
+        ``variant`` and ``sharding`` name the run in progress lines of a comparison.
+        """
+        label = sharding or variant or self.job.label
+        sharding = sharding or self.job.sharding
+        job = replace(self.job, variant=variant or "plugins", sharding=sharding, label=label)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
         return launch(

@@ -219,11 +219,13 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False, verbose: bool = T
         installed = {each["use"] for each in chosen} <= {cls.name for cls in registry.offering}
         fits = same and installed and read_schema(checkpoint).sparse == sparse
         if not quiet and (verbose or not fits):
-            verb = "reuses" if fits else "searches again, because this run cannot use"
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
-            click.echo(
-                f"{chooser.plugin.name!r} {verb} the sharding in {checkpoint}: {uses}", err=True
-            )
+            said = f"reuses the sharding in {checkpoint}: {uses}"
+            if not fits:
+                said = (
+                    f"searches again, because tables or plugins differ from those in {checkpoint}"
+                )
+            click.echo(f"{chooser.plugin.name!r} {said}", err=True)
         if not fits:
             return registry
         offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]

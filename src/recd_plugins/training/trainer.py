@@ -63,6 +63,7 @@ class Job:
         allowed: settings that may differ from those of the run that wrote the checkpoint.
         settings: values that override the file, ``KEY=VALUE``.
         log_every: seconds between progress lines; None for a live line on a terminal.
+        label: name of the run in progress lines.
         topology: the measured topology; None for the topology of the run config.
         text: text of the registry file at the start of the run; None reads the file on each rank.
         verbose: whether to print all choices of ``auto``, and how each table is sharded.
@@ -78,6 +79,7 @@ class Job:
     allowed: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     log_every: float | None = None
+    label: str = "training"
     topology: TopologySpec | None = None
     text: str | None = None
     verbose: bool = False
@@ -255,7 +257,7 @@ class Trainer:
         measurement.begin()
         line = progress_bar(
             self.rank,
-            self.job.sharding or self.job.variant,
+            self.job.label,
             self.first_step,
             expected_steps,
             samples=self.step_samples,
@@ -281,6 +283,8 @@ class Trainer:
                 if validation.stops:
                     break
         step = self.progress.step
+        if validation is not None and validation.stops and step > self.first_step:
+            self._say(validation.stopped)
         measurement.end(step)
         if validation is not None and step and not validation.is_measured(step):
             self._validate(validation)
