@@ -137,6 +137,11 @@ class Table(Dataset):
         sparse += self.options.histories
         return FeatureSchema(tuple(sparse), tuple(dense), self._label)
 
+    def known_schema(self) -> FeatureSchema | None:
+        uses = [use for _, use in self._features()]
+        has_widths = not any(use.feature == "numbers" and use.width is None for use in uses)
+        return self.schema() if has_widths or self._place.find() else None
+
     def _features(self) -> list[tuple[str, ColumnOptions]]:
         columns = self.options.columns.items()
         return [(use.name or feature_name(c), use) for c, use in columns if use.feature]

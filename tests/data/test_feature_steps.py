@@ -1,11 +1,14 @@
 """Which entry of a registry transforms which feature."""
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner
+
+from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins import load_registry
-from recd_plugins.data.preprocess import (
-    feature_steps,
-)
+from recd_plugins.cli import main
+from recd_plugins.config.run_config import feature_steps
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.runtime.errors import RegistryError
 
@@ -81,3 +84,20 @@ def test_a_changed_column_is_told_in_all_sections_at_once(registry):
         "model.tables.t_price",
     ]
     assert "the feature is a number, so it has no table" in str(caught.value)
+
+
+def test_validate_reports_features_and_keys_together(registry, monkeypatch):
+    monkeypatch.setattr(SessionParquet, "known_schema", lambda _: SCHEMA)
+    loaded = registry(HASH % "prise", LOGIT % "user_id")
+    text = (loaded.path).read_text()
+    text += "model: {tables: {t_price: {num_embeddings: 9}}}\ntraining: {lerning_rate: 1}\n"
+    loaded.path.write_text(text)
+    command = ["validate", "r.yaml", "--json", "sharding=[{use: torchrec.row_wise, tables: [x]}]"]
+    done = CliRunner().invoke(main, command)
+    assert {each["field"] for each in json.loads(done.stdout)["problems"]} == {
+        "training.lerning_rate",
+        "preprocessing[0].features",
+        "preprocessing[1].features",
+        "model.tables.t_price",
+        "sharding[0].tables",
+    }

@@ -54,7 +54,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
     """Ids of the first rows, each list transformed alone."""
-    from recd_plugins.data.preprocess import feature_steps
+    from recd_plugins.config.run_config import feature_steps
 
     steps = feature_steps(registry, registry.dataset.schema())[feature]
     counts: Counter[int] = Counter()

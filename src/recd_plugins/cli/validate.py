@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from recd_plugins.cli.options import SETTINGS
 from recd_plugins.config import RunConfig
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.manager import PluginManager, Registered
-from recd_plugins.config.run_config import check_dataset
+from recd_plugins.config.run_config import check_dataset, feature_steps, table_problems
 from recd_plugins.config.schema import registry_spec
 from recd_plugins.interfaces import Chooser, DatasetWrapper
+from recd_plugins.interfaces.rows import table_name
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
+
+_OF_TABLES = ("sharding", "cache", "optimizer")
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default="registry.yaml")
+@SETTINGS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
+def validate(ctx: click.Context, path: Path, settings: tuple[str, ...], as_json: bool) -> None:
     """Check a registry file.
 
-    Checks the structure, the plugins and their options, the topology file, and the columns of
-    existing data. PATH is registry.yaml by default. Reads no rows. Table patterns that match no
-    table are only found when training starts.
+    Checks the structure, the plugins and their options, the topology file, and the columns,
+    features and tables of existing data. PATH is registry.yaml by default. KEY=VALUE overrides a
+    value, as in recd run. Reads no rows. Table patterns of a model plugin are only checked when
+    training starts.
     """
     try:
-        registry = load_registry(path, plugins_dir=ctx.obj)
-        if found := _problems(registry):
-            raise RegistryError(found)
+        registry = _checked(path, ctx.obj, settings)
     except RegistryError as error:
         if not as_json:
             raise
@@ -47,21 +53,64 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
         click.echo(f"{path}: {entries} entries, ok")
 
 
-def _problems(registry: RunConfig) -> list[Problem]:
-    problems: list[Problem] = []
+def _checked(path: Path, plugins_dir: Path | None, settings: tuple[str, ...]) -> RunConfig:
+    """Return the config. Raise RegistryError with all problems of the file."""
+    wrong: list[Problem] = []
     try:
-        check_dataset(registry)
+        registry = load_registry(path, plugins_dir=plugins_dir, settings=settings)
     except RegistryError as error:
-        problems += error.problems
-    if registry.training.topology is None:
-        return problems
+        wrong += error.problems
+        if not all(problem.field.startswith("training.") for problem in wrong):
+            raise
+        # The section training does not affect the other checks.
+        settings = (*settings, "training={}")
+        registry = load_registry(path, plugins_dir=plugins_dir, settings=settings)
+    for check in (check_dataset, _check_topology, _check_features):
+        try:
+            check(registry)
+        except RegistryError as error:
+            wrong += error.problems
+    if wrong:
+        raise RegistryError(sorted(wrong, key=lambda problem: problem.line))
+    return registry
+
+
+def _check_topology(registry: RunConfig) -> None:
     try:
-        load_topology(registry.training.topology)
-    except RegistryError as error:  # of its file
-        problems += error.problems
+        if registry.training.topology is not None:
+            load_topology(registry.training.topology)
+    except RegistryError:  # of its file
+        raise
     except RecdError as error:
-        problems.append(registry.problem(("training", "topology"), str(error)))
-    return problems
+        problem = registry.problem(("training", "topology"), str(error))
+        raise RegistryError([problem]) from error
+
+
+def _check_features(registry: RunConfig) -> None:
+    """Check the features and tables of each entry, as far as the data is known."""
+    try:
+        schema = registry.dataset.known_schema()
+    except RecdError:  # reported when the data is needed
+        return
+    if schema is None:
+        return
+    checks: list[Callable[[], object]] = [
+        partial(feature_steps, registry, schema),
+        partial(registry.claim, "preprocessing", [*schema.sparse, *schema.dense]),
+    ]
+    problems = []
+    if registry.model is not None:
+        problems = table_problems(registry, schema)
+        tables = [table_name(feature) for feature in schema.sparse]
+        checks.append(partial(registry.claim, "pooling", schema.sparse))
+        checks += [partial(registry.claim, kind, tables) for kind in _OF_TABLES]
+    for check in checks:
+        try:
+            check()
+        except RegistryError as error:
+            problems += error.problems
+    if problems:
+        raise RegistryError([*dict.fromkeys(problems)])
 
 
 @click.command()

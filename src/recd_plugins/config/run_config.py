@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from pydantic import ValidationError
 
 from recd_plugins.config import built_in_kinds
 from recd_plugins.config.document import Document, Location
-from recd_plugins.config.entries import Entry, claim
+from recd_plugins.config.entries import Entry, claim, matched
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.config.schema import ModelSpec, RegistrySpec, TrainingSpec
 from recd_plugins.interfaces import (
@@ -31,17 +31,18 @@ from recd_plugins.interfaces import (
     Sharding,
 )
 from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.interfaces.rows import FeatureSchema, table_name
 from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.runtime.plugin_modules import modules_of_files
-from recd_plugins.runtime.text import did_you_mean
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces.rows import FeatureSchema
+from recd_plugins.runtime.text import did_you_mean, shortened
 
 #: Kinds that have their own attribute in RunConfig.
 TYPED_KINDS = frozenset(
     {"dataset", "converter", "preprocessing", "ingestion", "pooling", "sharding", "cache"}
 )
+_CALLED = {"ids": "sparse features", "numbers": "dense features"}
+
+Steps = dict[str, tuple[Preprocessing, ...]]
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,62 @@ def check_dataset(config: RunConfig) -> None:
         raise RegistryError(
             [config.problem(("dataset", "options", *option), what) for option, what in mistakes]
         )
+
+
+def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
+    """Return a dict from feature name to its preprocessing steps, in file order.
+
+    A pattern matches only features that the step supports, which are sparse features for steps on
+    ids and dense features for steps on numbers.
+
+    Raises:
+        RegistryError: a pattern matches no feature that its step supports. The error also lists
+            patterns of ``model.tables`` without a table, since a renamed column causes both errors.
+    """
+    problems = []
+    of_kind = {"ids": schema.sparse, "numbers": schema.dense}
+    names = dict.fromkeys((*schema.sparse, *schema.dense))
+    taken: dict[str, set[str]] = {}
+    for entry in registry.preprocessing:
+        takes = entry.plugin.takes
+        taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
+        for pattern in entry.patterns:
+            found = matched(pattern, names)
+            if found and taken[entry.field].isdisjoint(found):
+                kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
+                message = (
+                    f"{entry.plugin.name!r} supports {' and '.join(_CALLED[k] for k in takes)}, "
+                    f"but {pattern!r} matches only {', '.join(map(repr, found))}: {kind}. Remove "
+                    "it from 'features', or change the role of the column"
+                )
+                where = str(registry.path), entry.line, f"{entry.field}.features"
+                problems.append(Problem(*where, message))
+    if problems:
+        raise RegistryError([*problems, *table_problems(registry, schema)])
+    chains = {
+        name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
+        for name, entries in registry.claim("preprocessing", names).items()
+    }
+    return {name: steps for name, steps in chains.items() if steps}
+
+
+def table_problems(registry: RunConfig, schema: FeatureSchema) -> list[Problem]:
+    """Return a problem for each pattern of ``model.tables`` that matches no table."""
+    if registry.model is None:
+        return []
+    names = [table_name(feature) for feature in schema.sparse]
+    dense = {table_name(feature) for feature in schema.dense}
+    return [
+        registry.problem(
+            ("model", "tables", pattern),
+            "the feature is a number, so it has no table. Remove this line"
+            if pattern in dense
+            else "the pattern matches no table"
+            + (did_you_mean(pattern, names) or f". Use one of: {shortened(names)}"),
+        )
+        for pattern in registry.model.tables
+        if not matched(pattern, frozenset(names))
+    ]
 
 
 def plugin_versions(config: RunConfig) -> dict[str, str]:

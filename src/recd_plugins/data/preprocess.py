@@ -16,23 +16,20 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import Entry, RunConfig
-from recd_plugins.config.entries import matched
+from recd_plugins.config.run_config import Steps, feature_steps
 from recd_plugins.data.arrow import dense_features, place, sparse_column
 from recd_plugins.data.checks import all_finite, check_numbers
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows, Table
 from recd_plugins.interfaces.batch import Batch
-from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.report.progress import row_progress
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
-from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import adjacent_runs, offsets_of
 
-_CALLED = {"ids": "sparse features", "numbers": "dense features"}
 # Limit for feature rows kept in memory during one pass over the table, in bytes.
 _KEPT_BYTES = 1 << 28
 
@@ -41,7 +38,6 @@ _Chain = tuple[Preprocessing, ...]
 _Jagged = tuple[Tensor, Tensor]
 _Partial = PartialInverseKeyedJaggedTensor
 _Rows: TypeAlias = KeyedJaggedTensor | InverseKeyedJaggedTensor
-Steps = dict[str, _Chain]
 #: Tensors, keyed by a JSON list of entry number, feature ("" if shared by all) and tensor name.
 FittedState = Mapping[str, Tensor]
 
@@ -285,62 +281,6 @@ def _transform_columns(
             "number in an earlier step, or drop this row"
         )
     return by_feature.transpose(0, 1).reshape(num_rows, -1)
-
-
-def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return a dict from feature name to its preprocessing steps, in file order.
-
-    A pattern matches only features that the step supports, which are sparse features for steps on
-    ids and dense features for steps on numbers.
-
-    Raises:
-        RegistryError: a pattern matches no feature that its step supports. The error also lists
-            patterns of ``model.tables`` without a table, since a renamed column causes both errors.
-    """
-    problems = []
-    of_kind = {"ids": schema.sparse, "numbers": schema.dense}
-    names = dict.fromkeys((*schema.sparse, *schema.dense))
-    taken: dict[str, set[str]] = {}
-    for entry in registry.preprocessing:
-        takes = entry.plugin.takes
-        taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
-        for pattern in entry.patterns:
-            found = matched(pattern, names)
-            if found and taken[entry.field].isdisjoint(found):
-                kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
-                message = (
-                    f"{entry.plugin.name!r} supports {' and '.join(_CALLED[k] for k in takes)}, "
-                    f"but {pattern!r} matches only {', '.join(map(repr, found))}: {kind}. Remove "
-                    "it from 'features', or change the role of the column"
-                )
-                where = str(registry.path), entry.line, f"{entry.field}.features"
-                problems.append(Problem(*where, message))
-    if problems:
-        raise RegistryError([*problems, *table_problems(registry, schema)])
-    chains = {
-        name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
-        for name, entries in registry.claim("preprocessing", names).items()
-    }
-    return {name: steps for name, steps in chains.items() if steps}
-
-
-def table_problems(registry: RunConfig, schema: FeatureSchema) -> list[Problem]:
-    """Return a problem for each pattern of ``model.tables`` that matches no table."""
-    if registry.model is None:
-        return []
-    names = [table_name(feature) for feature in schema.sparse]
-    dense = {table_name(feature) for feature in schema.dense}
-    return [
-        registry.problem(
-            ("model", "tables", pattern),
-            "the feature is a number, so it has no table. Remove this line"
-            if pattern in dense
-            else "the pattern matches no table"
-            + (did_you_mean(pattern, names) or f". Use one of: {shortened(names)}"),
-        )
-        for pattern in registry.model.tables
-        if not matched(pattern, frozenset(names))
-    ]
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:

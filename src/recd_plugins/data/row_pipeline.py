@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import ParamSpec, Self, TypeVar
 
 from recd_plugins.config import RunConfig
+from recd_plugins.config.run_config import feature_steps
 from recd_plugins.data.checks import check_ids, check_numbers
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import (
@@ -18,7 +19,7 @@ from recd_plugins.data.prepared import (
     session_column,
     wrapped_dataset,
 )
-from recd_plugins.data.preprocess import build_preprocess, feature_steps
+from recd_plugins.data.preprocess import build_preprocess
 from recd_plugins.data.rows import session_ids
 from recd_plugins.interfaces import Feed, Rows
 from recd_plugins.interfaces.batch import Batch, MakingTimes, ModelInput, Placement

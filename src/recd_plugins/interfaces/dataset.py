@@ -155,6 +155,10 @@ class Dataset(Plugin, ABC):
     def schema(self) -> FeatureSchema:
         """Return the names and roles of the columns that ``reader`` yields."""
 
+    def known_schema(self) -> FeatureSchema | None:
+        """Return the schema, or None if it is unknown until ``prepare`` has run."""
+        return self.schema()
+
     def left_out(self) -> Mapping[str, str]:
         """Return a dict from each unused column of the data to the reason why it is unused.
 

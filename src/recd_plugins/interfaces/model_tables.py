@@ -16,6 +16,7 @@ from torchrec.modules.fused_embedding_modules import (
 )
 
 from recd_plugins.interfaces.rows import Table
+from recd_plugins.interfaces.rows import table_name as table_name
 from recd_plugins.runtime.errors import SetupError
 
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
@@ -246,8 +247,3 @@ def _tables(module: nn.Module) -> list[Table]:
         )
         for config in configs
     ]
-
-
-def table_name(feature: str) -> str:
-    """Return the built-in model's table name of a feature, ``t_<feature>``."""
-    return f"t_{feature}"

@@ -24,6 +24,11 @@ class FeatureSchema:
     label: str
 
 
+def table_name(feature: str) -> str:
+    """Return the built-in model's table name of a feature, ``t_<feature>``."""
+    return f"t_{feature}"
+
+
 @dataclass(frozen=True)
 class SessionKeys:
     """Names of the session and time columns that ``Dataset.scan`` yields."""

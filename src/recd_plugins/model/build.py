@@ -8,9 +8,10 @@ from functools import partial
 from torch import nn
 
 from recd_plugins.config import Entry, RunConfig, at_entry
+from recd_plugins.config.run_config import table_problems
 from recd_plugins.data.access import positive_counts
 from recd_plugins.data.prepared import UnknownLookups, plan_placement
-from recd_plugins.data.preprocess import num_dense_inputs, table_problems
+from recd_plugins.data.preprocess import num_dense_inputs
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.dlrm import DLRM

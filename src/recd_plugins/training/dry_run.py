@@ -10,8 +10,8 @@ import torch
 from rich.table import Table as RichTable
 
 from recd_plugins.config import RunConfig
+from recd_plugins.config.run_config import feature_steps
 from recd_plugins.data.prepared import wrapped_dataset
-from recd_plugins.data.preprocess import feature_steps
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model

@@ -19,10 +19,9 @@ from ruamel.yaml import YAML
 from recd_plugins.config import RunConfig, TrainingSpec
 from recd_plugins.config.device import choose_device, device_of_rank
 from recd_plugins.config.from_file import load_registry
-from recd_plugins.config.run_config import check_dataset
+from recd_plugins.config.run_config import check_dataset, feature_steps
 from recd_plugins.data.loader import check_ingestion
 from recd_plugins.data.prepared import wrapped_dataset
-from recd_plugins.data.preprocess import feature_steps
 from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import (
     TopologySpec,
