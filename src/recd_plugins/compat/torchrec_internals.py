@@ -57,7 +57,13 @@ _NAMES: dict[str, str] = {
         "_managed_collision_modules _sharding_tables _sharding_per_table_feature_splits "
         "_feature_names"
     ),
-    "torchrec.distributed.planner.enumerators:EmbeddingEnumerator": "_get_num_buckets",
+    "torchrec.distributed.model_parallel:DefaultDataParallelWrapper": "_find_unused_parameters",
+    "torchrec.distributed.model_parallel:DistributedModelParallel": (
+        "_dmp_wrapped_module _sharded_parameter_names"
+    ),
+    "torchrec.distributed.planner.enumerators:EmbeddingEnumerator": (
+        "_get_num_buckets _compute_device _world_size"
+    ),
     "torchrec.distributed.planner.shard_estimators": "_get_optimizer_multipler",
     "torchrec.distributed.sharding.dp_sharding:BaseDpEmbeddingSharding": (
         "_grouped_embedding_configs_per_rank"
@@ -92,7 +98,7 @@ _NAMES: dict[str, str] = {
         "_kjt_flatten _kjt_flatten_spec _kjt_flatten_with_keys _kjt_unflatten"
     ),
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",
-    "torch": "_C _foreach_add",
+    "torch": "_C _foreach_add _foreach_copy_",
     "torch._C": "_current_autograd_node _current_graph_task_id _autograd _distributed_c10d",
     "torch._C._distributed_c10d:Backend.Options": "_timeout",
     "torch._ops:OpOverload": "_schema",
@@ -106,6 +112,7 @@ _NAMES: dict[str, str] = {
     "torch.distributed.optim.apply_optimizer_in_backward:_apply_optimizer_in_backward": (
         "_optimizer_classes _optimizer_kwargs"
     ),
+    "torch.autograd:Variable": "_execution_engine",
     "torch.distributed:ProcessGroup": "_get_backend",
     "torch.fx": "_pytree",
     "torch.nn.parallel:DistributedDataParallel": "_comm_hooks",
