@@ -220,7 +220,7 @@ class _Tensor:
 class _AllToAll:
     """Asynchronous all-to-all of all tensors of a batch, with ``wait`` as in ``dist.Work``.
 
-    Received words are sorted by tensor, key and rank. On a GPU one gather sorts them.
+    One gather sorts the received words by tensor, key and rank.
     """
 
     def __init__(self, group: dist.ProcessGroup, requests: Sequence[_Arriving]) -> None:
@@ -245,26 +245,18 @@ class _AllToAll:
         segments = [
             _by_key(each, order) for each, (_, order) in zip(of_tensors, pairs, strict=True)
         ]
-        self._segments = np.concatenate(segments, axis=1)
         uneven = [each for each in requests if each.uneven]
         bags = [_by_key(_segments(each.rows), each.order) for each in uneven]
-        if self._arrived.is_cuda:
-            bags.append(self._segments)
-        found = _positions(self._arrived.device, *bags)
-        for each, recat in zip(uneven, found, strict=False):
+        words = np.concatenate(segments, axis=1)
+        self._index, *recats = _positions(self._arrived.device, words, *bags)
+        for each, recat in zip(uneven, recats, strict=True):
             each._recat = recat
-        self._index = found[-1] if self._arrived.is_cuda else None
 
     def wait(self) -> None:
         if not self._tensors:
             return
         self._work.wait()
-        if self._index is not None:
-            words = self._arrived.index_select(0, self._index)
-        else:
-            starts, sizes = self._segments.tolist()
-            parts = [self._arrived[a : a + n] for a, n in zip(starts, sizes, strict=True)]
-            words = torch.cat([self._arrived[:0], *parts])
+        words = self._arrived.index_select(0, self._index)
         totals = [int(tensor.from_ranks.sum()) for tensor in self._tensors]
         for tensor, received in zip(self._tensors, torch.split(words, totals), strict=True):
             tensor.received = received.view(tensor.received.dtype)
@@ -284,7 +276,7 @@ def _by_key(segments: NDArray[np.int64], order: list[int]) -> NDArray[np.int64]:
 
 def _positions(device: torch.device, *all_segments: NDArray[np.int64]) -> Sequence[Tensor]:
     """Return the concatenated index ranges of each array of segments, int32."""
-    starts, sizes = np.concatenate([np.empty((2, 0), np.int64), *all_segments], axis=1)
+    starts, sizes = np.concatenate(all_segments, axis=1)
     totals = [int(segments[1].sum()) for segments in all_segments]
     if not sum(totals):
         return [torch.empty(0, dtype=_WORD, device=device) for _ in totals]
