@@ -44,21 +44,21 @@ class _DenseGradients(DefaultDataParallelWrapper):
     """
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        group, module = env.process_group, dmp._dmp_wrapped_module
+        group, module = env.process_group, dmp._dmp_wrapped_module.to(device)
         always_trained = not self._find_unused_parameters
+        sharded = set(DistributedModelParallel._sharded_parameter_names(module))
+        named = module.named_parameters()
+        dense = [p for name, p in named if p.requires_grad and name not in sharded]
         if group is not None and group.size() == 1:
-            module.to(device)
-        elif group is not None and always_trained and device.type == "cuda":
-            sharded = set(DistributedModelParallel._sharded_parameter_names(module.to(device)))
-            named = module.named_parameters()
-            dense = [p for name, p in named if p.requires_grad and name not in sharded]
-            if dense:
-                _OneAllReduce(dense, group)
-        else:
-            super().wrap(dmp, env, device)
-            for child in dmp.children() if always_trained else ():
-                if isinstance(child, DistributedDataParallel):
-                    _train_on_nothing(child)
+            return
+        one_dtype = len({parameter.dtype for parameter in dense}) == 1
+        if group is not None and always_trained and one_dtype and device.type == "cuda":
+            _OneAllReduce(dense, group)
+            return
+        super().wrap(dmp, env, device)
+        for child in dmp.children() if always_trained else ():
+            if isinstance(child, DistributedDataParallel):
+                _train_on_nothing(child)
 
 
 class _OneAllReduce:
