@@ -191,6 +191,7 @@ _LARGE = (
     "Floats of this size cannot represent every integer, so ids would collide. Store the ids as "
     "integers; for a text file set source: {types: {COLUMN: uint64}}."
 )
+_QUOTED = r"""^(?:"(.*)"|'(.*)')$"""
 # A text in one pair of brackets.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
 _WHOLE = "Ids must be 64-bit integers or text. Store the column as text, or set as: number."
@@ -300,13 +301,22 @@ def _as_integers(items: Cells) -> Cells:
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Split each text at a separator. Removes spaces, empty parts and enclosing brackets."""
+    """Split each text at a separator. Removes spaces and empty parts.
+
+    With a comma or space as the separator, it also removes enclosing brackets, and quotes of the
+    parts in brackets.
+    """
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
+    bracketed = pc.match_substring_regex(values, _BRACKETS).fill_null(False)
     if separator.strip() in ("", ","):
         values = pc.replace_substring_regex(values, _BRACKETS, r"\1\2")
     offsets, parts, empty = list_parts(pc.split_pattern(values, separator))
     parts = pc.utf8_trim_whitespace(parts)
+    if separator.strip() in ("", ",") and pc.any(bracketed).as_py():
+        inside = np.repeat(bracketed.to_numpy(zero_copy_only=False), np.diff(offsets))
+        bare = pc.replace_substring_regex(parts, _QUOTED, r"\1\2")
+        parts = pc.if_else(pa.array(inside), bare, parts)
     kept = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
     before = np.concatenate([[0], np.cumsum(kept)])[offsets].astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(before), parts.filter(pa.array(kept)), mask=empty)

@@ -18,7 +18,7 @@ from recd_plugin_tables.kinds import (
     plain,
     possible_roles,
 )
-from recd_plugin_tables.start.guesses import Guess, Guesses
+from recd_plugin_tables.start.guesses import Guess, Guesses, shares_ids
 from recd_plugin_tables.start.names import (
     ENTITIES,
     HISTORY_WORDS,
@@ -55,6 +55,8 @@ _YES = {"yes", "y", "true", "t", "positive", "pos", "good", "click", "clicked", 
 # Integers with at most this many values, or this share of distinct values, are ids.
 _FEW_VALUES = 50
 _MANY_VALUES = 0.2
+# Integers far above 0, compared with their range, are ids if they have at least this many values.
+_NUMBERED = 200
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,9 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
         else:
             given = {"session": name == session, "request": name == request, "time": name == time}
             found = _with_dominant_value(_column(seen, given, outcomes.get(name, "")))
+            if lists := _lists_of(survey, found):
+                why = f"{seen.distinct:,} distinct integers, also in lists of {lists!r}"
+                found = Guess(seen, (*found.roles[:-1], "id"), why)
             if name in wanted.roles:
                 found = _with_role(seen, wanted.roles[name], found)
             if name in suspicious and set(found.roles) & set(FEATURES):
@@ -123,9 +128,16 @@ def _with_role(seen: Seen, role: Role, guessed: Guess) -> Guess:
     if role == guessed.roles[-1]:
         return guessed
     keys = [each for each in guessed.roles if each in KEYS] if role in FEATURES else []
-    options = {"separator": seen.separator} if role == "ids" and seen.separator else {}
+    options = _separated(seen) if role == "ids" else {}
     history = role == "ids" and seen.length >= _HISTORY
     return Guess(seen, (*keys, role), "set by --as", options, history, _has_long_tail(seen, role))
+
+
+def _separated(seen: Seen) -> dict[str, Any]:
+    """Return the options of a text with several ids."""
+    if seen.separator is None:
+        return {}
+    return {"separator": seen.separator} | ({"integers": True} if seen.integers else {})
 
 
 def _has_long_tail(seen: Seen, role: Role = "number") -> bool:
@@ -170,6 +182,16 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         raise DataError(
             f"{survey.location}: --label and {other} cannot be combined. Remove one of the options."
         )
+
+
+def _lists_of(survey: Survey, found: Guess) -> str | None:
+    """Return the column whose lists have the ids of a column that is guessed to be a number."""
+    seen, name = found.seen, words_of(found.seen.leaf.path[-1])
+    repeats = seen.least is not None and seen.least >= 0 and seen.distinct > _FEW_VALUES
+    if found.roles[-1] != "number" or not seen.whole or not repeats or QUANTITY_WORDS.search(name):
+        return None
+    names = [each.leaf.name for each in survey.seen if each.is_list or each.integers]
+    return next((each for each in names if shares_ids(survey, each, seen.leaf.name)), None)
 
 
 def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
@@ -301,16 +323,16 @@ def _with_dominant_value(found: Guess) -> Guess:
 def _why_unused(seen: Seen) -> str:
     kind = plain(seen.leaf.type)
     if holds_nothing(kind) or seen.values == 0:
-        return "no values in the sample"
+        return "no values in these rows"
     roles = possible_roles(kind)
     if roles == ("unused",) or not set(roles) - {"unused", "key"}:
         return f"type {seen.leaf.type} cannot be a feature"
-    if seen.is_text and seen.example.startswith(("{", "[")):
+    if seen.is_text and seen.example.startswith(("{", "[")) and seen.separator is None:
         return f"JSON text such as {seen.example!r}; write its fields as columns"
     if seen.characters > _LONG_TEXT:
         return f"text with {seen.characters:.0f} characters on average"
     if seen.distinct == 1 and not seen.nulls:
-        return f"always {seen.example!r} in the sample"
+        return f"always {seen.example!r} in these rows"
     if _holds_numbers(seen) and seen.width is None:
         return "lists of numbers of different lengths"
     if seen.is_list and seen.width is not None and seen.width > _MOST_NUMBERS and not seen.whole:
@@ -356,9 +378,8 @@ def _feature(seen: Seen) -> Guess:
         if is_unique:
             return found("key", "a different value in every row")
         if seen.separator is not None:
-            options = {"separator": seen.separator} | ({"integers": True} if seen.integers else {})
             why = f"texts with {seen.length:.1f} ids on average"
-            return found("ids", why, options=options, history=is_history)
+            return found("ids", why, options=_separated(seen), history=is_history)
         return found("id", f"{seen.distinct:,} distinct texts")
     if pt.is_boolean(kind):
         return found("id", "true or false")
@@ -381,6 +402,9 @@ def _feature(seen: Seen) -> Guess:
         return found("id", f"{seen.distinct:,} distinct integers")
     if seen.largest - seen.least <= 2 * seen.distinct and seen.least in (0, 1):
         return found("id", f"{seen.distinct:,} distinct integers without gaps")
+    is_far = seen.unit is None and seen.least > 2 * (seen.largest - seen.least)
+    if is_far and seen.distinct >= _NUMBERED:
+        return found("id", f"{seen.distinct:,} distinct integers, numbered from {seen.least:g}")
     return found("number", span, long_tail=long_tail)
 
 

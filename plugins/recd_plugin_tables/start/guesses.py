@@ -119,23 +119,47 @@ class Shared:
     distinct: int
 
 
+def shares_ids(survey: Survey, lists: str, ids: str) -> bool:
+    """Return whether most elements of a list column are ids of another column, not by chance."""
+    of_lists, of_ids = _elements(survey, lists), _elements(survey, ids)
+    same_type = is_text(of_lists.type) == is_text(of_ids.type)
+    if not (same_type and _is_distinctive(of_lists) and _is_distinctive(of_ids)):
+        return False
+    return survey.share(lists, ids) > _ALIKE
+
+
+def _elements(survey: Survey, name: str) -> pa.Array:
+    found = survey.elements(name)
+    return found.cast(pa.int64()) if survey[name].integers else found
+
+
+def _is_distinctive(ids: pa.Array) -> bool:
+    """Return whether two unrelated columns would not have the same ids by chance."""
+    if is_text(ids.type):
+        return True
+    numbers = ids.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if not len(numbers) or not (numbers == np.round(numbers)).all():
+        return False
+    span = float(np.ptp(numbers))
+    return span > 2 * len(np.unique(numbers)) or float(numbers.min()) > span
+
+
 def shared(guesses: Guesses) -> list[Shared]:
     """Return groups of columns that have the same ids in the sample, to share a vocabulary."""
     survey = guesses.survey
     features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
-    found = {each.name: survey.elements(each.name) for each in features}
-    known = {name for name in found if is_text(found[name].type) or survey[name].has_gaps}
-    ids = [each.name for each in features if "id" in each.roles and each.name in known]
+    found = {each.name: _elements(survey, each.name) for each in features}
+    ids = [each.name for each in features if "id" in each.roles]
     alike: dict[str, list[str]] = {}
     for each in features:
-        if "ids" in each.roles and each.name in known and "integers" not in each.options:
+        if "ids" in each.roles:
             shares = {
                 name: survey.share(each.name, name)
                 for name in ids
-                if is_text(found[name].type) == is_text(found[each.name].type)
+                if shares_ids(survey, each.name, name)
             }
             best = max(shares, key=lambda name: shares[name], default=None)
-            if best is not None and shares[best] > _ALIKE:
+            if best is not None:
                 alike.setdefault(best, [best]).append(each.name)
     return [
         Shared(

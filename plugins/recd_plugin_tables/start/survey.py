@@ -44,6 +44,9 @@ _SEPARATORS = (
     *("::", " / ", " - ", " & ", " + ", ",", " "),
 )
 _SEPARATED = 0.2
+# A flat list such as [1, 2] or ["a", "b"] as text, and a number with a fraction in it.
+_FLAT_LIST = r"^\s*\[[^\[\]{}]*\]\s*$"
+_FRACTION = r"^-?\d*\.\d*(e[-+]?\d+)?$"
 # Number of texts to try to parse as times.
 _LOOKED_AT = 1000
 # An integer written as text.
@@ -310,7 +313,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         seen["characters"] = float(pc.mean(pc.utf8_length(values)).as_py())
         if not seen["timed"] and (separator := _separator(values, seen["characters"])):
             lists = split_text(values, separator)
-            parts = pc.list_flatten(lists)
+            parts = normal(pc.list_flatten(lists))
             seen["separator"] = separator
             seen["length"] = float(pc.mean(pc.list_value_length(lists)).as_py())
             seen["distinct"] = pc.count_distinct(parts).as_py()
@@ -368,6 +371,11 @@ def _times(values: pa.Array) -> pa.Array | None:
 def _separator(texts: pa.Array, characters: float) -> str | None:
     """Return the character that separates ids in many of the texts, or None."""
     distinct = pc.count_distinct(texts).as_py()
+    if pc.all(pc.match_substring_regex(texts, _FLAT_LIST)).as_py():
+        separator = "," if pc.any(pc.match_substring(texts, ",")).as_py() else " "
+        parts = pc.list_flatten(split_text(texts, separator))
+        fractions = pc.any(pc.match_substring_regex(parts, _FRACTION)).as_py()
+        return separator if len(parts) and not fractions else None
     for separator in _SEPARATORS:
         share = pc.mean(pc.match_substring(texts, separator).cast(pa.float32())).as_py()
         if share < _SEPARATED:

@@ -500,7 +500,7 @@ def test_a_column_changed_by_hand_is_told_at_once(tmp_path: Path) -> None:
     done = runner.invoke(main, ["run", str(file), cache])
     assert done.exit_code == 1
     for told in (
-        "column 'code': the value is nan. Numeric features",
+        "column 'code': the value is nan. The number is missing.",
         "preprocessing[0].features: 'tables.vocabulary' supports sparse features",
         "model.tables.t_code: the feature is a number",
     ):
@@ -703,3 +703,32 @@ def test_a_table_of_all_types_is_imported(tmp_path: Path) -> None:
     made.load()
     unused = {names[each] for each, use in made.uses.items() if use == "unused"}
     assert unused == {"map", "months", "union", "null"}
+
+
+@pytest.mark.parametrize("rows", [2_000, 30_000])
+def test_numbered_ids_and_lists_as_text_are_ids(tmp_path: Path, rows: int) -> None:
+    draw = np.random.default_rng(0)
+    jobs, sparse = draw.integers(100_000, 102_000, rows), draw.integers(0, 800, rows) * 977
+    lists = [[100_000 + int(each) for each in draw.integers(0, 2_000, n % 4)] for n in range(rows)]
+    columns = {
+        "job": jobs,
+        "place": sparse,
+        "meters": draw.integers(5, 300, rows) ** 2,
+        "seen": [str(each) for each in lists],
+        "places": [str([int(sparse[n]), int(sparse[n // 2])]) for n in range(rows)],
+        "words": ['["a", "b"]' if n % 2 else "['b']" for n in range(rows)],
+        "vector": ["[0.5, 1]"] * rows,
+        "click": draw.integers(0, 2, rows),
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    found = guesses(path)
+    roles = {name: each.roles[0] for name, each in found.items()}
+    ids = dict.fromkeys(["seen", "places", "words"], "ids") | {"job": "id", "place": "id"}
+    assert roles == ids | {"meters": "number", "vector": "unused", "click": "label"}
+    integers = {"separator": ",", "integers": True}
+    assert found["seen"].options == found["places"].options == integers
+    assert guesses(path, roles={"seen": "ids"})["seen"].options == integers
+    text = Made(tmp_path, path).text
+    assert "features: [job, seen]" in text
+    assert "features: [place, places]" in text
+    assert 'words: {as: ids, separator: ",", texts: true}' in text

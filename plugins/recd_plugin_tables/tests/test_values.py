@@ -229,6 +229,13 @@ def test_spaces_and_brackets_are_no_part_of_ids(separator, text):
     assert lists.to_pylist() == [[hashed("a"), hashed("b")]]
 
 
+def test_quotes_in_brackets_are_no_part_of_ids():
+    texts = ['["a", "b"]', "['a','b']", '"a",b', "[]", '["a"]x']
+    lists, _, _ = id_lists(cells(texts), use("ids", separator=","))
+    both = [hashed("a"), hashed("b")]
+    assert lists.to_pylist() == [both, both, [hashed('"a"'), hashed("b")], [], [hashed('["a"]x')]]
+
+
 def test_whole_numbers_in_a_text_are_those_of_numbers():
     whole = use("ids", separator="|", integers=True)
     lists, _, _ = id_lists(cells(["7|-9", "", None, f"007|{2**63 - 1}"]), whole)
