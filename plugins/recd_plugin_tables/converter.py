@@ -55,6 +55,7 @@ class Converter:
         schema: schema of the import.
         filled: number of missing or infinite values that were replaced, keyed by column.
         empty: number of missing lists and ids that became empty lists, keyed by column.
+        without_ids: number of rows whose list of ids is missing or empty, keyed by column.
         dropped: number of rows with a missing value, keyed by column. They are dropped, except
             for scoring.
         without_candidates: number of table rows whose exploded lists are empty.
@@ -75,6 +76,7 @@ class Converter:
         self._scoring, self._texts = scoring, texts
         self.filled: Counter[str] = Counter()
         self.empty: Counter[str] = Counter()
+        self.without_ids: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.without_candidates = 0
         self._left_out: dict[str, NDArray[np.bool_]] = {}
@@ -150,6 +152,8 @@ class Converter:
             elif options.missing in (None, "empty"):
                 num_empty = num_nulls if options.feature == "id" else cells.values.null_count
                 self.empty[use.leaf.name] += num_empty
+                lengths = pc.list_value_length(lists)
+                self.without_ids[use.leaf.name] += int(pc.sum(pc.equal(lengths, 0)).as_py() or 0)
                 num_nulls -= num_empty
             if options.texts:
                 self._texts.add(use.name, cells, options)
@@ -297,12 +301,14 @@ def _finite(
     for wrong, how in ((gaps, rule), (infinite, on_nan)):
         in_row = wrong.any(axis=1)
         if how == "error" and in_row.any():
-            raise cells.wrong(
-                int(in_row.argmax()),
-                "Numeric features must be finite float32 values. Set option 'missing' of the "
-                "column to 'drop' or a number for null and NaN, or on_nan: drop or zero for "
-                "the dataset.",
+            remedy = (
+                "The number is missing. Set option 'missing' of the column to 'drop' or a number "
+                "before training, or add the argument dataset.options.on_nan=zero (or drop)."
+                if wrong is gaps
+                else "Features must be finite float32 numbers. Correct the value, or add the "
+                "argument dataset.options.on_nan=zero (or drop)."
             )
+            raise cells.wrong(int(in_row.argmax()), remedy)
         if how == "drop":
             dropped |= in_row
         values[wrong] = how if isinstance(how, int | float) else 0.0

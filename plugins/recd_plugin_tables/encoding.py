@@ -42,6 +42,8 @@ def encodings(
             kind = _element(types[column])
             made = _numbers if use.feature in ("number", "numbers") else _ids
             one = {"feature": name, "column": column, "kind": use.feature, **made(use, kind)}
+            if pt.is_boolean(kind):
+                one["boolean"] = True  # accepts the texts true and false
             if use.feature == "numbers":
                 one["width"] = use.width or widths[name]
             if "missing" not in one:

@@ -21,7 +21,7 @@ from recd_plugin_tables.spill import HistoryOptions, SplitOptions
 from recd_plugins.api import PluginOptions, file_utils, readers, text_utils
 
 # An import of another version is rebuilt.
-_VERSION = 8
+_VERSION = 9
 _NOTE = "import.json"
 
 
@@ -121,6 +121,7 @@ class ImportNote:
         dropped: number of rows dropped for a missing value, keyed by column.
         filled: number of missing or infinite values that were replaced, keyed by column.
         empty: number of missing lists and ids that became empty lists, keyed by column.
+        without_ids: number of rows whose list of ids is missing or empty, keyed by column.
         widths: list length of each ``numbers`` feature.
         files: files of the table in order, and the number of rows of each.
         times: first and last time of each split in microseconds since 1970; empty without a time
@@ -137,6 +138,7 @@ class ImportNote:
     dropped: Mapping[str, int]
     filled: Mapping[str, int]
     empty: Mapping[str, int]
+    without_ids: Mapping[str, int]
     widths: Mapping[str, int]
     files: Sequence[tuple[str, int]]
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -161,9 +163,10 @@ class ImportNote:
             "split: {by: time} to test on the latest rows."
         ]
 
-    def lines(self, name: str) -> list[str]:
-        """Return the lines that summarize a new import for the user."""
-        kept = f"{self.train:,} {'to score' if self.scoring else 'for training'}"
+    def lines(self, name: str, *, is_test: bool = False) -> list[str]:
+        """Return the lines that summarize a new import. ``is_test``: it is a table for testing."""
+        purpose = "to score" if self.scoring else "for testing" if is_test else "for training"
+        kept = f"{self.train:,} {purpose}"
         test = f" and {self.test:,} for testing" if self.test else ""
         became = ":" if self.train + self.test == self.rows else " became"
         what = "have a missing value" if self.scoring else "were dropped for a missing value"
@@ -175,8 +178,8 @@ class ImportNote:
                 f"  {self.without_candidates:,} rows were dropped because their exploded lists are "
                 "empty"
             )
-        if self.empty:
-            lines.append(f"  Rows with no ids: {_counts(self.empty)}")
+        if self.without_ids:
+            lines.append(f"  Rows with no ids: {_counts(self.without_ids)}")
         if self.filled:
             lines.append(f"  Replaced missing or infinite values: {_counts(self.filled)}")
         return lines + self.time_leak(self.times.get("test"))

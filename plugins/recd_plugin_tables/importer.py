@@ -121,6 +121,7 @@ class _Importer:
             dropped=dict(+converter.dropped),
             filled=dict(+converter.filled),
             empty=dict(+converter.empty),
+            without_ids=dict(+converter.without_ids),
             widths=widths,
             files=list(files.items()),
             times=times,

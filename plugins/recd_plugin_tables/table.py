@@ -21,6 +21,7 @@ from recd_plugin_tables.kinds import (
     Leaf,
     feature_name,
     holds_nothing,
+    is_text,
     leaf_array,
     leaves,
     list_parts,
@@ -29,6 +30,7 @@ from recd_plugin_tables.kinds import (
 )
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source, has_local_files
+from recd_plugin_tables.sources.text import is_number
 from recd_plugin_tables.values import missing_id
 from recd_plugins.api import (
     DataError,
@@ -57,7 +59,7 @@ class Table(Dataset):
 
     name = "tables.table"
     free_options = frozenset({"path", "test_path", "source", "cache", "prefetch"})
-    row_options = frozenset({"split", "order", "shuffle", "seed"})
+    row_options = frozenset({"split", "order", "on_nan", "shuffle", "seed"})
 
     class Options(ImportOptions):
         path: Path | object_stores.Url = Field(
@@ -96,7 +98,7 @@ class Table(Dataset):
             line
             for each, place in places
             if each.new
-            for line in each.note.lines(place.source.location)
+            for line in each.note.lines(place.source.location, is_test=place is not self._place)
         ]
         if lines and len(places) > 1:
             lines += self._train.note.time_leak(self._test.note.times.get("train"))
@@ -387,6 +389,9 @@ class Table(Dataset):
                     f"column {leaf.name!r} contains {here}, but {there} in the training table "
                     f"{trained}. Store the column as {wanted}."
                 )
+                if (here, there) == ("text", "numbers") and (first := _first_text(mine, leaf)):
+                    row, text = first
+                    problem += f" The first text is {text[:60]!r} in row {row} (from 0)."
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
     @cached_property
@@ -439,3 +444,17 @@ class Table(Dataset):
             world_size=world_size,
             ahead=options.prefetch,
         )
+
+
+def _first_text(source: Source, leaf: Leaf) -> tuple[int, str] | None:
+    """Return row and value of the first text in a column that is not a number, if there is one."""
+    if leaf.exploded or not is_text(leaf.type):
+        return None
+    start = 0
+    for rows in source.batches([leaf.path[0]]):
+        values = leaf_array(rows[leaf.path[0]], leaf)
+        for row, value in enumerate(values.to_pylist(), start):
+            if value and not is_number(value):
+                return row, value
+        start += len(values)
+    return None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     type=float,
     metavar="VALUE",
     help="Labels of at least this are 1, for example 4 of 5 stars.  [default: "
-    "the upper quarter of the values]",
+    "at 75% of the range of the values, or 1 for counts]",
 )
 @click.option(
     "--unused", multiple=True, metavar="COLUMN", help="Exclude a column. Can be repeated."
@@ -108,7 +108,8 @@ def init(
 
     TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
     Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. The role of
-    each column is guessed from its name, type and first rows. Comments in FILE explain the guess.
+    each column is guessed from its name, its type and the first 200,000 rows. Comments in FILE
+    explain the guess.
 
     \b
     recd init clicks.parquet my.yaml
@@ -210,8 +211,8 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
         )
     if guesses.the("session") is None and not guesses.implicit and guesses.features("ids"):
         click.echo(
-            "No session column was found. If several rows belong to one user or visit, name its "
-            "column with --session COLUMN."
+            "No session column was found. Only deduplication (recd.ikjt) needs one: name the "
+            "column of users or visits with --session COLUMN."
         )
     label = guesses.the("label")
     if label is not None and " becomes 1" in label.why:

@@ -81,7 +81,7 @@ converter:
 """
 
 _MODEL = """\
-# num_embeddings is the number of distinct ids in the sample, plus room for new ids.
+# num_embeddings is the number of distinct ids in these rows, plus room for new ids.
 model:
   architecture: dlrm # or dcn
   embedding_dim: 16
@@ -101,7 +101,7 @@ model:
     item: {item}
     user: {user}
 {dense}    embedding_dim: 32
-    # Rows of each table: the number of distinct ids in the sample, plus room for new ids.
+    # Rows of each table: the number of distinct ids in these rows, plus room for new ids.
     tables:
 {tables}    hidden: [64]
     loss: binary

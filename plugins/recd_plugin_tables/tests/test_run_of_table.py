@@ -30,7 +30,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_file_that_is_there_is_kept_or_refused() -> None:
-    made = Path(".recd/clicks.yaml")
+    made = Path(".recd/clicks.parquet.yaml")
     for _ in range(2):
         done = run("2024/clicks.parquet", "--dry-run")
         assert done.exit_code == 0, done.output
@@ -44,10 +44,12 @@ def test_a_file_that_is_there_is_kept_or_refused() -> None:
     refused = run("2024/clicks.parquet", "--dry-run")
     assert refused.exit_code == 1
     said = refused.output.replace("\n", " ")
-    assert "Run recd run .recd/clicks.yaml to use the file, or rm .recd/clicks.yaml" in said
+    assert f"Run recd run {made} to use the file, or rm {made}" in said
     assert "run recd init 2024/clicks.parquet my.yaml" in said
     assert made.read_text() == edited
     assert run(str(made), "--dry-run").exit_code == 0
+    unknown = CliRunner().invoke(main, ["predict", "2024/clicks.parquet", "2025", "-o", "s.csv"])
+    assert "runs/clicks.parquet: no run in this folder has a checkpoint" in unknown.output
 
 
 def test_every_format_is_told_from_a_registry() -> None:

@@ -103,6 +103,14 @@ def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
         table(path, test_path=tmp_path / "new.parquet").prepare()
 
 
+def test_the_first_text_among_numbers_is_told(tmp_path):
+    (tmp_path / "old.csv").write_text("price,clicked\n1.5,0\n2,1\n")
+    (tmp_path / "new.csv").write_text("price,clicked\n1.5,0\n,1\nn/k,0\n")
+    trained = table(tmp_path / "old.csv", columns={"price": "number", "clicked": "label"})
+    with pytest.raises(DataError, match=r"The first text is 'n/k' in row 2 \(from 0\)"):
+        trained.to_score(str(tmp_path / "new.csv")).prepare()
+
+
 def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_path):
     uses = {
         "zip": "id",

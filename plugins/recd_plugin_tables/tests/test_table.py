@@ -176,7 +176,7 @@ def test_numbers_that_are_none(path, capfd):
     endless = clicks().set_column(4, "price", pa.array([1.0] * 59 + [float("inf")]))
     pq.write_table(endless, path)
     with pytest.raises(
-        DataError, match=r"row 59 \(from 0\), column 'price': the value is inf. Num"
+        DataError, match=r"row 59 \(from 0\), column 'price': the value is inf. Features"
     ):
         table(path).prepare()
 

@@ -125,7 +125,7 @@ class Dataset(Plugin, ABC):
     """Source of training rows, such as a Parquet table.
 
     Attributes:
-        row_options: names of options that only select and order rows. These options may change
+        row_options: names of options that select, order or repair rows. These options may change
             before scoring with a checkpoint, but not before resuming a run.
         trained_schema: ``schema`` from the checkpoint, set before ``to_score`` if the training data
             is missing.
