@@ -34,16 +34,17 @@ from recd_plugins.runtime.launch import torchrun_rank
 from recd_plugins.runtime.plugin_modules import qualified
 from recd_plugins.runtime.versions import installed_set, mismatch
 from recd_plugins.training.checkpoint_files import ALLOWABLE
-from recd_plugins.training.run_folders import refuse_run_folder, settings_to_resume, write_result
+from recd_plugins.training.run_folders import (
+    generated_registry,
+    refuse_run_folder,
+    settings_to_resume,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from recd_plugins.training.result import Result
     from recd_plugins.training.session import Session
     from recd_plugins.training.sharded_model import Variant
-
-
-#: Folder for the registry files that are generated for tables.
-_FOLDER = Path(".recd")
 
 
 def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
@@ -70,7 +71,7 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
                 f"{option} applies only to tables, but {given} is a registry file. Remove {option}."
             )
         return Path(given)
-    file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
+    file = generated_registry(given)
     # None: an existing file must equal the file that would be written.
     write_registry(ctx, given, file, force=None, **named)
     return file

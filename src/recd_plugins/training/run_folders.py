@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from recd_plugins.config import RunConfig
+from recd_plugins.config.document import names_table
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.files import parse_json, read_note, write_json, write_note
@@ -67,6 +68,11 @@ class RunSettings:
         now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
         path, text = str(registry.path.resolve()), registry.text or ""
         return cls(path, text, tuple(settings), dict(options), folder, now)
+
+
+def generated_registry(table: str | Path) -> Path:
+    """Return the path of the registry file that ``recd run`` generates for a table."""
+    return Path(".recd") / f"{Path(table).resolve().name or 'table'}.yaml"
 
 
 def read_settings(folder: Path) -> RunSettings:
@@ -226,7 +232,8 @@ def find_trained(
     the ``KEY=VALUE`` arguments of the selected run.
 
     Args:
-        given: a registry file, a run folder, or a folder of run folders (its newest run).
+        given: a registry file, a table of ``recd run TABLE``, a run folder, or a folder of run
+            folders (its newest run).
         run: number of the run; None selects the newest run with a checkpoint.
         checkpoint: ``newest``, ``best`` or a path; None: the best of a validated run, or newest.
         settings: further ``KEY=VALUE`` arguments.
@@ -236,9 +243,13 @@ def find_trained(
         RecdError: there is no such run or checkpoint.
     """
     folder, text = None, None
+    if names_table(str(given)) and (own := generated_registry(given)).exists():
+        given = own
     if given.is_dir():
         folder = find_run(given, run)
     else:
+        if given.name.isdigit() and runs_in(given.parent):
+            find_run(given.parent, int(given.name))  # names the runs that exist
         registry = load_registry(given, plugins_dir=plugins_dir, settings=settings)
         runs = runs_folder(registry)
         if runs is None and run is not None:
