@@ -10,6 +10,9 @@ session = click.option(
     "--session",
     help="Column of the session id.  [default: session_id in Parquet tables]",
 )
+label = click.option(
+    "--label", help="Column of the label, if a table that is no Parquet has several candidates."
+)
 timestamp = click.option(
     "--timestamp",
     help="Column of the time.  [default: ts in Parquet tables]",

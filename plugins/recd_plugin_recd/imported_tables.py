@@ -20,6 +20,7 @@ def open_any(
     *,
     session: str | None = None,
     timestamp: str | None = None,
+    label: str | None = None,
     plugins_dir: Path | None = None,
     needs_lists: bool = False,
 ) -> SessionTable:
@@ -29,7 +30,8 @@ def open_any(
 
     Args:
         path: a table, or a registry file.
-        session, timestamp: session and time columns of a table.
+        session, timestamp: session and time columns.
+        label: label column of a table in another format than Parquet; None guesses it.
         plugins_dir: folder of plugin files that a registry file needs.
         needs_lists: whether to import Parquet tables that have no list of ids, too.
 
@@ -47,7 +49,7 @@ def open_any(
         if usable and needs_lists:
             usable = bool(list_dict.id_features(parquet.ParquetTable(path).schema))
         if not usable:
-            return _imported(path, session, timestamp, plugins_dir)
+            return _imported(path, session, timestamp, label, plugins_dir)
     return open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
 
 
@@ -61,7 +63,11 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _imported(
-    path: Path, session: str | None, timestamp: str | None, plugins_dir: Path | None
+    path: Path,
+    session: str | None,
+    timestamp: str | None,
+    label: str | None,
+    plugins_dir: Path | None,
 ) -> DatasetSource:
     """Import all rows of a table, sorted by session."""
     with tempfile.TemporaryDirectory() as folder:
@@ -76,9 +82,13 @@ def _imported(
                     test=0.0,
                     session=session,
                     time=timestamp,
+                    label=label,
                 )
         except RecdError as error:
-            if not re.search("--label|recd init:", str(error)):
+            if "--label" in str(error):
+                text = re.sub(",? or --implicit[^.]*", "", str(error))
+                raise DataError(text) from error
+            if "recd init:" not in str(error):
                 raise
             raise DataError(
                 f"{error} Run recd init {path} my.yaml with this option, and use my.yaml instead "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from recd_plugins.api import (
     DataError,
@@ -252,25 +253,47 @@ def open_source(
     Args:
         path: a Parquet file, a folder with ``*.parquet`` at any depth, or a registry file (.yaml or
             .yml).
-        session, timestamp: session and time columns of a Parquet table; None means ``session_id``
-            and ``ts``. Must be None for a registry file.
+        session, timestamp: session and time columns; None means ``session_id`` and ``ts`` in a
+            Parquet table, and the columns of the dataset in a registry file.
         plugins_dir: folder of plugin files that a registry file needs.
 
     Raises:
-        DataError: a column is missing, or a column is given for a registry file.
+        DataError: a column is missing, or the dataset of a registry file has no column roles.
     """
     given = {"session": session, "timestamp": timestamp}
     if path.suffix not in (".yaml", ".yml"):
         return ParquetSource(path, **{name: given[name] or _DEFAULTS[name] for name in given})
-    if named := [f"--{name}" for name, column in given.items() if column is not None]:
-        raise DataError(
-            f"{path}: {' and '.join(named)} cannot be used with a registry file. Set the columns "
-            "in the dataset: section instead."
-        )
     from recd_plugins.api import load_registry
 
     registry = load_registry(path, plugins_dir=plugins_dir)
-    return DatasetSource(path, registry.dataset, registry.training.batch_size)
+    roles = {"session": session, "time": timestamp}
+    dataset = _with_roles(path, registry.dataset, {r: c for r, c in roles.items() if c is not None})
+    return DatasetSource(path, dataset, registry.training.batch_size)
+
+
+def _with_roles(path: Path, dataset: Dataset, roles: Mapping[str, str]) -> Dataset:
+    """Return a dataset whose option ``columns`` gives roles to columns, keyed by role."""
+    if not roles:
+        return dataset
+    options = dataset.options.model_dump(by_alias=True, exclude_none=True)
+    columns = options.get("columns")
+    if not isinstance(columns, dict):
+        raise DataError(
+            f"{path}: dataset {dataset.name!r} has no option 'columns' for --session and "
+            "--timestamp. Set its session and time columns in dataset.options."
+        )
+    for role, chosen in roles.items():
+        if chosen not in columns:
+            hint = text_utils.did_you_mean(chosen, columns) or "."
+            raise DataError(f"{path}: option 'columns' has no column {chosen!r}{hint}")
+        for name, column in columns.items():
+            others = [each for each in column["as"] if each not in (role, "unused")]
+            column["as"] = [role] * (name == chosen) + others or ["unused"]
+    try:
+        return type(dataset)(type(dataset.options).model_validate(options))
+    except ValidationError as error:
+        problems = (each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise DataError(f"{path}: {'; '.join(problems)}, or use another column.") from error
 
 
 class ParquetSource(SessionTable):
@@ -328,8 +351,8 @@ class DatasetSource(SessionTable):
         keys = dataset.session_keys()
         if keys is None:
             raise DataError(
-                f"{path}: dataset {dataset.name!r} has no session column, so no rows belong to the "
-                "same session. Set the column of users or sessions in dataset.options."
+                f"{path}: dataset {dataset.name!r} has no session column. Pass the column of users "
+                "or visits with --session COLUMN, or give it the role session in the file."
             )
         self.features = dataset.schema().sparse
         first = next(iter(dataset.scan()), None)

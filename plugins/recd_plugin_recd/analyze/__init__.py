@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 )
 @command_options.session
 @command_options.timestamp
+@command_options.label
 @click.option(
     "--sample-mb",
     type=cli_options.AT_LEAST_1,
@@ -50,6 +51,7 @@ def analyze(
     batch_size: int | None,
     session: str | None,
     timestamp: str | None,
+    label: str | None,
     sample_mb: int,
     nulls: Nulls,
     json_path: Path | None,
@@ -58,8 +60,9 @@ def analyze(
     """Measure how often ids repeat in a table, and recommend features to deduplicate.
 
     PATH is a table in any format that recd init accepts, or a registry file. From a registry file,
-    the command reads the training data. Other formats than Parquet, and Parquet tables without
-    lists of ids, are imported first, with the column roles that recd init guesses.
+    the command reads the training data, and --session replaces its session column. Other formats
+    than Parquet, and Parquet tables without lists of ids, are imported first, with the column roles
+    that recd init guesses.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show
@@ -71,6 +74,7 @@ def analyze(
         path,
         session=session,
         timestamp=timestamp,
+        label=label,
         plugins_dir=plugins_dir,
         needs_lists=True,
     )

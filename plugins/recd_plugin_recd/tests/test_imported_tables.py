@@ -104,6 +104,18 @@ def test_cluster_writes_all_rows_of_other_formats_and_the_training_rows_of_a_reg
     assert analyzed("my.yaml")["rows"] == num_train
 
 
+def test_columns_without_a_role_can_be_given() -> None:
+    two_flags = pa.table({**COLUMNS, "won": 1 - COLUMNS["click"]})
+    pa.csv.write_csv(two_flags.rename_columns([*[*COLUMNS][:3], "flag", "won"]), "t.csv")
+    assert "Set --label COLUMN." in refusal("analyze", "t.csv")
+    expected = analyzed("t.csv", "--label", "flag")["sessions"]
+    assert expected["count"] == len(set(SESSIONS))
+    areas = pa.table(COLUMNS).rename_columns(["area", "ts", "item_id", "click"])
+    pa.csv.write_csv(areas, "ids.csv")
+    assert recd("init", "ids.csv", "ids.yaml", "--test", "0").exit_code == 0
+    assert analyzed("ids.yaml", "--session", "area")["sessions"] == expected
+
+
 def test_tables_that_cannot_be_used_are_told() -> None:
     table = pa.table(COLUMNS).drop_columns("session_id")
     pa.csv.write_csv(table, "ids.csv")
@@ -111,13 +123,12 @@ def test_tables_that_cannot_be_used_are_told() -> None:
         said = refusal(*command)
         assert "ids.csv: no column identifies users or sessions. Set one with --session" in said
     assert recd("init", "ids.csv", "ids.yaml").exit_code == 0
-    assert "ids.yaml: dataset 'tables.table' has no session column" in refusal(
-        "analyze", "ids.yaml"
-    )
+    assert "Pass the column of users or visits with --session" in refusal("analyze", "ids.yaml")
+    assert "no column 'item'. Did you mean" in refusal("analyze", "ids.yaml", "--session", "item")
+    said = refusal("analyze", "ids.yaml", "--session", "click")
+    assert "ids.yaml: role 'label' cannot be combined" in said
     pa.csv.write_csv(pa.table(COLUMNS).drop_columns("click"), "log.csv")
-    said = refusal("analyze", "log.csv")
-    assert "label column cannot be guessed" in said
-    assert "Run recd init log.csv my.yaml with this option, and use my.yaml instead of log" in said
+    assert "label column cannot be guessed. Set --label COLUMN." in refusal("analyze", "log.csv")
     Path("t.dat").write_text("1\t2\n3\t4\n")
     assert "--format) to one of: 'parquet', 'csv'" in refusal("analyze", "t.dat")
     assert "no column 'nope'" in refusal("cluster", "ids.csv", "out", "--session", "nope")
