@@ -324,7 +324,7 @@ def embeddings(
 ) -> None:
     """Write the rows of a trained model's embedding table to a Parquet file.
 
-    TABLE is a table of the model, named as in recd plan: t_ and the feature. The file has
+    TABLE is a feature, or a table of the model as in recd plan: t_ and the feature. The file has
     the columns id, the row of the table, and vector, a fixed-size list of float32. With a
     vocabulary, it also has value, the original id.
 

@@ -69,14 +69,22 @@ class Encoder:
         folder: output folder of ``recd export``.
         strict: reject every unknown column with a name that is similar to a known column. By
             default, such a column is rejected only if the known column is missing.
+        row, shared: names of a row and of the shared columns in messages.
     """
 
-    def __init__(self, folder: str | Path, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        strict: bool = False,
+        row: str = "row",
+        shared: str = "shared",
+    ) -> None:
         text = Path(folder, "signature.json").read_text(encoding="utf-8")
         self._features: list[dict[str, Any]] = json.loads(text)["features"]
         columns = [one["column"] for one in self._features]
         self._known = {*columns, *(name.partition(".")[0] for name in columns)}
-        self._strict = strict
+        self._strict, self._row, self._shared = strict, row, shared
 
     def encode(self, rows: Sequence[Row], shared: Row | None = None) -> Inputs:
         """Encode rows, such as the candidates of a request.
@@ -90,15 +98,15 @@ class Encoder:
             ValueError: the column in the message is missing, misspelt or has a wrong value.
         """
         if not rows:
-            raise ValueError("The list of rows is empty. Send at least one row.")
+            raise ValueError(f"The list of {self._row}s is empty. Send at least one {self._row}.")
         shared = {} if shared is None else shared
         for number, row in enumerate([shared, *rows]):
             if not isinstance(row, Mapping):
-                name = f"Row {number - 1}" if number else "The value of shared columns"
+                name = self._place(number - 1)
                 raise ValueError(f"{name} is not an object. Send values keyed by column.")
         for number, row in enumerate([shared, *rows]):
             if not row.keys() <= self._known:
-                self._check_names(row, shared, f"row {number - 1}" if number else "shared")
+                self._check_names(row, shared, self._place(number - 1))
         found = Inputs([[] for _ in rows], {}, {}, {})
         for one in self._features:
             column, values = one["column"], [_find(row, one["column"]) for row in rows]
@@ -107,13 +115,14 @@ class Encoder:
                 values = [None if each is _ABSENT else each for each in values]
             for number, each in enumerate(values):
                 if (each is _ABSENT) != once:
-                    problem = "is missing. Add the column to the row or to shared."
+                    where, both = self._place(number), f"the {self._row} and in {self._shared}"
+                    problem = f"is missing. Add the column to the {self._row} or to {self._shared}."
                     if once:
-                        problem = "is in the row and in shared. Remove the value from the row."
-                    raise ValueError(f"row {number}: column {column!r} {problem}")
+                        problem = f"is in {both}. Remove the value from the {self._row}."
+                    raise ValueError(f"{where}: column {column!r} {problem}")
             made = _ids if one["kind"] in ("id", "ids") else _numbers
             encoded = [
-                _encode(made, one, each, "shared" if once else f"row {number}")
+                _encode(made, one, each, self._place(-1 if once else number))
                 for number, each in enumerate([value] if once else values)
             ]
             if made is _ids:
@@ -124,6 +133,10 @@ class Encoder:
                 for number, dense in enumerate(found.dense):
                     dense += encoded[0 if once else number]
         return found
+
+    def _place(self, number: int) -> str:
+        """Return the name of a row in messages; -1 stands for the shared columns."""
+        return self._shared if number < 0 else f"{self._row} {number}"
 
     def _check_names(self, row: Row, shared: Row, where: str) -> None:
         """Raise ValueError for a column that is probably a misspelt known column."""
@@ -189,14 +202,22 @@ def _ids(value: Any, one: Row) -> list[int]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    if separator.strip() in ("", ",") and (inner := _BRACKETS.fullmatch(text)):
-        text = (inner[1] or "") + (inner[2] or "")
-    return [part for each in text.split(separator) if (part := each.strip())]
+    inner = _BRACKETS.fullmatch(text) if separator.strip() in ("", ",") else None
+    parts = ((inner[1] or inner[2] or "") if inner else text).split(separator)
+    return [part for each in parts if (part := _bare(each.strip(), inner is not None))]
+
+
+def _bare(part: str, is_in_brackets: bool) -> str:
+    """Return a part of a text without quotes around it if the text has brackets."""
+    quoted = len(part) > 1 and part[0] == part[-1] and part[0] in "'\""
+    return part[1:-1] if quoted and is_in_brackets else part
 
 
 def _integer(value: Any, one: Row) -> int:
+    value = _boolean(value, one)
     if not isinstance(value, _REAL) or not math.isfinite(value) or value != int(value):
-        raise ValueError("Ids of this column are integers. Send an integer.")
+        what = "true and false. Send one" if one.get("boolean") else "integers. Send an integer"
+        raise ValueError(f"Ids of this column are {what}.")
     if isinstance(value, float) and abs(value) >= 2**53:
         raise ValueError("A float of this size cannot represent every integer. Send an integer.")
     found = int(value)
@@ -258,7 +279,15 @@ def _finite(value: Any, one: Row) -> float:
     return rounded if rule is number and one.get("float32") else float(rule)
 
 
-def _number(value: Any, _: Row) -> float:
+def _boolean(value: Any, one: Row) -> Any:
+    """Return the bool of a text such as true or FALSE in a bool column, otherwise the value."""
+    if one.get("boolean") and isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower(), value)
+    return value
+
+
+def _number(value: Any, one: Row) -> float:
+    value = _boolean(value, one)
     if not isinstance(value, _REAL):
         raise ValueError("This column needs a number.")
     return float(value)

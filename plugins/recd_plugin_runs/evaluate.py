@@ -59,8 +59,8 @@ class Evaluated:
         if logistic is None or logistic.log_loss >= self.test.log_loss:
             return None
         return (
-            "The logistic regression has a lower log loss than the model. Try other settings, for "
-            "example more epochs or another learning rate."
+            "The logistic regression has a lower log loss than the model. Compare runs with other "
+            "settings, for example training.learning_rate, training.epochs or model.embedding_dim."
         )
 
     def tables(self, title: str) -> Iterator[Table]:
@@ -104,7 +104,8 @@ class EvaluateJob(trained_models.TrainedJob):
 def evaluate(rank: int, world_size: int, job: EvaluateJob) -> Evaluated:
     """Evaluate the checkpoint of ``job`` on the test split. Collective: call on all ranks."""
     trained = trained_models.load_trained(job)
-    if rank == 0 and not trained.same_data:
+    separate = getattr(trained.registry.dataset.options, "test_path", None) is not None
+    if rank == 0 and not trained.same_data and not separate:
         trained_models.say_other_data(job.checkpoint)
     registry = trained.parts.prepared.registry
     unknown = UnknownIds(registry)
@@ -128,7 +129,13 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
 
     The file has columns ``id``, ``vector`` and, if a vocabulary is known, ``value``.
     """
-    weights = table_weights(checkpoint, table).numpy()
+    try:
+        weights = table_weights(checkpoint, table).numpy()
+    except RecdError:
+        if table not in registry.dataset.schema().sparse:
+            raise
+        table = model_tables.table_name(table)  # the name of a feature was given
+        weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
     fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
     schema = pa.schema([*fields, ("vector", pa.list_(pa.float32(), weights.shape[1]))])

@@ -56,10 +56,15 @@ class ServingModel(nn.Module):
         features = {}
         for name in self.schema.sparse:
             _check_lengths(name, lengths[name], values[name])
+            _check_rows(name, rows[name], lengths[name])
             ids, offsets = values[name], F.pad(lengths[name].cumsum(0), (1, 0))
             for step in self.steps.get(name, ()):
                 ids, offsets = step.transform(ids, offsets)
             features[name] = StoredRows(ids, offsets.diff(), rows[name])
+        torch._assert_async(
+            dense.isfinite().all(),
+            "dense: a number is NaN or infinite. Replace missing numbers as signature.json says.",
+        )
         dense = self._dense(dense).float()
         batch = ModelInput(
             dense_features=dense,
@@ -93,6 +98,15 @@ def _check_lengths(name: str, lengths: Tensor, ids: Tensor) -> None:
         fits,
         f"lengths[{name!r}]: a length is negative, or their sum is not the number of ids in "
         f"values[{name!r}]. Correct the lengths.",
+    )
+
+
+def _check_rows(name: str, rows: Tensor, lengths: Tensor) -> None:
+    """Raise RuntimeError for an index of a stored row that does not exist."""
+    torch._assert_async(
+        ((rows >= 0) & (rows < lengths.shape[0])).all(),
+        f"rows[{name!r}]: an index is negative, or is not below the number of lengths. Correct the "
+        "indices.",
     )
 
 

@@ -71,7 +71,8 @@ class KeptColumns:
             raise DataError(
                 f"{location}: --keep copies columns of Parquet tables only, and this table is not "
                 f"Parquet. Remove --keep, and join the table and the score file on column {ROW!r} "
-                "of the score file."
+                "of the score file. Columns with the role key, such as [id, key], are always "
+                "copied: set the role before training."
             ) from error
         there = table.schema.names
         self._paths = {name: [name] if name in there else name.split(".") for name in columns}

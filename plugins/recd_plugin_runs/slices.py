@@ -55,7 +55,8 @@ def columns_of(dataset: Dataset, name: str) -> list[str]:
         why = dataset.left_out().get(name, "is neither a feature nor a key column")
         raise DataError(
             f"--by {name}: column {name!r} {why}{meant} Use one of these columns: "
-            f"{', '.join(map(repr, columns))}."
+            f"{', '.join(map(repr, columns))}. For another column of a table, set its role to "
+            "'key' and train again."
         )
     return columns[name]
 
@@ -108,8 +109,18 @@ def measure_slices(
         texts_first = (each for each in choices if _is_text(batch.schema.field(each).type))
         column = next(texts_first, choices[-1])
         texts = dataset.texts(column)
-        found[name] = slices(_values(batch, column), torch.cat(logits), labels, texts)
+        fill = _fill(dataset, column)
+        found[name] = slices(_values(batch, column), torch.cat(logits), labels, texts, fill)
     return found
+
+
+def _fill(dataset: Dataset, column: str) -> float:
+    """Return the number that replaced missing numbers of a feature; NaN without one."""
+    encodings = getattr(dataset, "encodings", None)
+    rules: list[dict[str, Any]] = encodings() if encodings is not None else []
+    rule = next((one for one in rules if one["feature"] == column), dict[str, Any]())
+    missing = rule.get("missing") if rule.get("kind") == "number" else None
+    return float(np.float32(missing)) if isinstance(missing, float | int) else math.nan
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -132,7 +143,11 @@ def _values(batch: pa.RecordBatch, column: str) -> pa.Array:
 
 
 def slices(
-    values: pa.Array, logits: Tensor, labels: Tensor, texts: Mapping[int, str] | None = None
+    values: pa.Array,
+    logits: Tensor,
+    labels: Tensor,
+    texts: Mapping[int, str] | None = None,
+    fill: float = math.nan,
 ) -> list[dict[str, Any]]:
     """Return metrics of the rows with each of the most frequent values, and of all other rows.
 
@@ -144,29 +159,39 @@ def slices(
         logits: logit of each row, float64 ``[N]``.
         labels: 0 or 1 for each row, float64 ``[N]``.
         texts: text of values that are text ids.
+        fill: number that replaced missing numbers. Rows with this number are a group of their own.
 
     Returns:
         A list of dicts with ``value``, ``rows``, ``positive_rate`` (the mean label) and metrics.
     """
-    group, shown = _grouped(values, texts or {})
+    group, shown = _grouped(values, texts or {}, fill)
     found = []
     for number, value in enumerate(shown):
         rows = torch.from_numpy(np.flatnonzero(group == number))
         quality = measure_quality(logits[rows], labels[rows]).figures()
         rate = float(labels[rows].mean())
+        if not rate:
+            quality["calibration"] = math.nan
         of_slice = {"rows": quality.pop("num_samples"), "positive_rate": rate}
         found.append({"value": value, **of_slice, **quality})
     return found
 
 
-def _grouped(values: pa.Array, texts: Mapping[int, str]) -> tuple[NDArray[np.int64], list[str]]:
+def _grouped(
+    values: pa.Array, texts: Mapping[int, str], fill: float
+) -> tuple[NDArray[np.int64], list[str]]:
     """Group rows by value. Return the group number of each row, ``[N]``, and the group names."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_floating(values.type):
         values = values.fill_null(np.nan)
         if len(values.unique()) > MOST:
-            return _deciles(values.to_numpy(zero_copy_only=False))
+            numbers = values.to_numpy(zero_copy_only=False)
+            is_filled = numbers == fill
+            group, shown = _deciles(np.where(is_filled, np.nan, numbers))
+            if is_filled.any():
+                shown[-1] = f"{fill:.6g} or missing"
+            return group, shown
     coded = values.dictionary_encode(null_encoding="encode")
     codes = coded.indices.to_numpy(zero_copy_only=False)
     if pa.types.is_floating(values.type):
@@ -175,7 +200,7 @@ def _grouped(values: pa.Array, texts: Mapping[int, str]) -> tuple[NDArray[np.int
         order = np.argsort(-np.bincount(codes), kind="stable")
     place = np.argsort(order)  # of each distinct value
     names = coded.dictionary.take(pa.array(order[:MOST])).to_pylist()
-    shown = [_shown(name, texts) for name in names]
+    shown = [_shown(name, texts) + " or missing" * (name == fill) for name in names]
     if (others := len(order) - MOST) > 0:
         shown.append(f"other ({others:,} values)")
     return np.minimum(place[codes], MOST), shown

@@ -159,7 +159,8 @@ WRONG = [
     ({"city": 3}, "row 1: column 'city' is 3. Ids of this column are text."),
     ({"seen": "a b"}, "column 'seen' is 'a b'. This column needs a list"),
     ({"numbers": ["x"]}, "Ids of this column are digits"),
-    ({"flag": 0.5}, "Ids of this column are integers"),
+    ({"flag": 0.5}, "Ids of this column are true and false"),
+    ({"flag": "maybe"}, "Ids of this column are true and false"),
     ({"flag": 2**64}, "Send a smaller number"),
     ({"small": "1"}, "column 'small' is '1'. This column needs a number"),
     ({"small": 10**400}, "too large"),
@@ -198,7 +199,7 @@ def test_columns_are_sent_once(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"row 1: unknown column 'smal'\. Did you mean 'small'\?"):
         Encoder(folder / "exported", strict=True).encode(rows)
     rows[1] = None
-    with pytest.raises(ValueError, match="Row 1 is not an object"):
+    with pytest.raises(ValueError, match="row 1 is not an object"):
         encoder.encode(rows)
     with pytest.raises(ValueError, match="list of rows is empty"):
         encoder.encode([])
@@ -213,6 +214,22 @@ def test_lengths_must_fit_the_ids(folder: Path, lengths: list[int]) -> None:
         program(dense, values, all_lengths, rows)
     all_lengths["seen"] = torch.tensor([2, 0])
     assert program(dense, values, all_lengths, rows).shape == (2,)
+
+
+def test_wrong_rows_and_numbers_are_told(folder: Path) -> None:
+    program = torch.export.load(folder / "exported" / "model.pt2").module()
+    sent = rows_of(2, 3)
+    for row, text in zip(sent, ("TRUE", "false"), strict=True):
+        row["flag"] = text
+    dense, values, lengths, rows = Encoder(folder / "exported").encode(sent).tensors()
+    assert values["flag"].tolist() == [1, 0]
+    for index in (2, -1):
+        with pytest.raises(RuntimeError, match=r"rows\['seen'\]: an index is negative, or is not"):
+            program(dense, values, lengths, rows | {"seen": torch.tensor([0, index])})
+    for number in (torch.nan, torch.inf):
+        dense[1, 0] = number
+        with pytest.raises(RuntimeError, match="dense: a number is NaN or infinite"):
+            program(dense, values, lengths, rows)
 
 
 LOG = """

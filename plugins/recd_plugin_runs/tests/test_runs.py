@@ -111,5 +111,9 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "Pass runs/r/1 instead of r.yaml to use the settings of that run." in wrong
     wrong = refused("run", "r.yaml", "--resume", "--run", "1")
     assert "Restore the previous values, or start a new run without --resume." in wrong
-    recd("embeddings", "runs/r", "t_a", "-o", "rows.parquet")
-    assert pq.read_table("rows.parquet").num_rows == 50
+    said = "runs/r: there is no run 9. Use an existing run: 1, 2, "
+    assert said in refused("evaluate", "runs/r/9")
+    for table in ("t_a", "a"):
+        recd("embeddings", "runs/r", table, "-o", f"{table}.parquet")
+    assert pq.read_table("t_a.parquet").num_rows == 50
+    assert pq.read_table("a.parquet").equals(pq.read_table("t_a.parquet"))

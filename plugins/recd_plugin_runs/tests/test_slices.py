@@ -82,6 +82,18 @@ def test_numbers_are_split_at_their_deciles() -> None:
     assert len(found) < MOST
 
 
+def test_numbers_that_replace_missing_ones_are_a_group() -> None:
+    numbers = np.where(np.arange(1000) < 50, 12.0, DRAW.gamma(2, 10, 1000))
+    logits, labels = torch.zeros(1000).double(), torch.ones(1000).double()
+    labels[:50] = 0
+    *ranges, filled = slices(pa.array(numbers), logits, labels, None, 12.0)
+    assert (filled["value"], filled["rows"]) == ("12 or missing", 50)
+    assert np.isnan(filled["calibration"])
+    assert sum(each["rows"] for each in ranges) == 950
+    few = slices(pa.array(numbers[:50]), logits[:50], labels[:50], None, 12.0)
+    assert [each["value"] for each in few] == ["12 or missing"]
+
+
 def test_the_base_rate() -> None:
     quality = base_rate_quality(0.3, 10, 4)
     assert quality.log_loss == pytest.approx(-0.4 * np.log(0.3) - 0.6 * np.log(0.7))
