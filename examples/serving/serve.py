@@ -49,7 +49,7 @@ class Scorer:
 
         # Requests are too small to benefit from several threads.
         torch.set_num_threads(1)
-        self._encoder = Encoder(folder, strict=True)
+        self._encoder = Encoder(folder, strict=True, row="candidate", shared="request")
         self._model = torch.export.load(folder / program).module()
 
     def score(self, body: bytes) -> list[float]:
@@ -65,6 +65,8 @@ class Scorer:
         if not isinstance(sent, dict) or not isinstance(sent.get("candidates"), list):
             form = '{"request": {...}, "candidates": [{...}, ...]}'
             raise ValueError(f"The body has the wrong form. Send {form}.")
+        if unknown := sent.keys() - {"request", "candidates"}:
+            raise ValueError(f"Unknown key {min(unknown)!r}. Use only request and candidates.")
         inputs = self._encoder.encode(sent["candidates"], sent.get("request")).tensors()
         try:
             with torch.inference_mode():
@@ -129,6 +131,9 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 selects a free port.")
     options = parser.parse_args()
+    for name in (options.program, "signature.json", "encode.py"):
+        if not (options.folder / name).is_file():
+            parser.error(f"{options.folder}: no {name}. Pass the output folder of recd export.")
     settings: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": GRACE_SECONDS}
     config = uvicorn.Config(
         application(Scorer(options.folder, options.program)),

@@ -118,10 +118,19 @@ WRONG = {
     "cut": ('{"request": ', 400, "The body is not JSON"),
     "deep": ("[" * 100_000, 400, "The body is not JSON"),
     "list": ("[]", 400, "The body has the wrong form"),
-    "no candidates": (f'{{"request": {USER}, "candidates": []}}', 400, "list of rows is empty"),
-    "null": (f'{{"request": {USER}, "candidates": [null]}}', 400, "Row 0 is not an object"),
+    "no candidates": (
+        f'{{"request": {USER}, "candidates": []}}',
+        400,
+        "list of candidates is empty",
+    ),
+    "null": (f'{{"request": {USER}, "candidates": [null]}}', 400, "candidate 0 is not an object"),
     "request": (f'{{"request": [], "candidates": [{ITEM}]}}', 400, "not an object"),
-    "missing": (f'{{"request": {{}}, "candidates": [{ITEM}]}}', 400, "'user' is missing"),
+    "missing": (
+        f'{{"request": {{}}, "candidates": [{ITEM}]}}',
+        400,
+        "'user' is missing. Add the column to the candidate or to request",
+    ),
+    "key": (f'{{"shared": {USER}, "candidates": [{ITEM}]}}', 400, "Unknown key 'shared'"),
     "misspelt": (ITEM[:-1] + ', "categry": [1]}', 400, "'categry'. Did you mean 'category'?"),
     "NaN": (ITEM.replace("0.5", "NaN"), 400, "NaN is not a JSON number"),
     "infinity": (ITEM.replace("0.5", "-Infinity"), 400, "-Infinity is not a JSON number"),
@@ -136,7 +145,7 @@ WRONG = {
     "no such row": (ITEM.replace("[1]", "[1000000000]"), 400, "outside its embedding table"),
     "negative": (ITEM.replace("[1]", "[-1]"), 400, "outside its embedding table"),
     "object": (ITEM.replace("[1]", '{"lengths": -1}'), 400, "needs a list of ids"),
-    "twice": (ITEM[:-1] + ', "user": [1]}', 400, "'user' is in the row and in shared"),
+    "twice": (ITEM[:-1] + ', "user": [1]}', 400, "'user' is in the candidate and in request"),
     "too large": (" " * (1 << 19), 413, "The body has over 262144 bytes"),
 }
 
@@ -153,6 +162,12 @@ def test_bad_input_is_answered(
     assert told in answer["error"]
     good = f'{{"request": {USER}, "candidates": [{ITEM}]}}'
     assert measure.post(connection, good.encode())[0] == 200
+
+
+def test_a_wrong_folder_is_told(tmp_path: Path) -> None:
+    done = subprocess_run([sys.executable, str(EXAMPLE / "serve.py"), "runs"], tmp_path)
+    assert done.returncode == 2
+    assert "runs: no model.pt2. Pass the output folder of recd export." in done.stderr
 
 
 def test_other_paths_are_answered_in_json(connection: http.client.HTTPConnection) -> None:
