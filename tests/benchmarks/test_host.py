@@ -11,7 +11,7 @@ from recd_plugins.runtime.launch import launch
 
 #: Lower a ceiling when a change lowers the count. A higher count needs a reason.
 CEILINGS: dict[str, dict[str, float]] = {
-    "demo_dedup": {"launches": 98, "dispatched": 317, "syncs": 0},
+    "demo_dedup": {"launches": 98, "dispatched": 320, "syncs": 0},
     "demo_coalesced": {"launches": 155, "syncs": 2},
     "two_ranks": {"launches": 138, "syncs": 1},
     "two_tier": {"launches": 245, "syncs": 5, "backward_syncs": 0},
