@@ -68,8 +68,9 @@ def evaluate(
     Shows normalized entropy, AUC and the metrics of the registry file. The column "base rate" is
     for comparison: it predicts the mean label of the training split for every row.
 
-    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
-    overrides a value, as in recd run. Under torchrun, the command runs on the started ranks.
+    REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
+    KEY=VALUE overrides a value, as in recd run. Under torchrun, the command runs on the started
+    ranks.
 
     \b
     recd evaluate registry.yaml
@@ -166,8 +167,8 @@ def predict(
     the dataset's key columns, row (the 0-based row number) and score (a probability). Under
     torchrun, the command runs on the started ranks.
 
-    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
-    overrides a value, as in recd run.
+    REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
+    KEY=VALUE overrides a value, as in recd run.
 
     \b
     recd predict registry.yaml new.parquet -o scores.parquet
@@ -268,8 +269,8 @@ def export(
     sample_request.json is a request for examples/serving with values of training rows. Load the
     program with torch.export.load; it needs only torch.
 
-    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
-    overrides a value, as in recd run.
+    REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
+    KEY=VALUE overrides a value, as in recd run.
 
     \b
     recd export registry.yaml -o exported
@@ -328,8 +329,8 @@ def embeddings(
     the columns id, the row of the table, and vector, a fixed-size list of float32. With a
     vocabulary, it also has value, the original id.
 
-    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
-    overrides a value, as in recd run.
+    REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
+    KEY=VALUE overrides a value, as in recd run.
 
     \b
     recd embeddings registry.yaml t_item_id -o items.parquet

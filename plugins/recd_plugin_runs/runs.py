@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,50 @@ def listed(folder: Path) -> ListedRun:
 
 
 def settings_of(registry: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a registry file by dotted key, with overrides such as ``KEY=VALUE``."""
+    """Return the values of a registry file by dotted key, with overrides such as ``KEY=VALUE``.
+
+    Keys of entries contain the plugin and its patterns instead of a number, so that the settings
+    of two registry files can be compared.
+    """
     settings = {"training.seed": "0", **flat(_parsed(registry) or {})}
     for each in overrides:
         key, value = re.split("[= ]", each, maxsplit=1)
         settings = {name: of for name, of in settings.items() if not _replaces(key, name)}
         settings |= flat(_parsed(value), key)
-    return settings
+    joined: dict[str, str] = {}
+    for key, value in settings.items():
+        name = re.sub(r"\[\d+\]$", "", key)
+        joined[name] = f"{joined[name]}, {value}" if name != key and name in joined else value
+    return _by_entry(joined)
+
+
+def _by_entry(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return settings with the entry ``[0]`` renamed to ``(PLUGIN PATTERNS)``."""
+    names: dict[str, str] = {}
+    has_optimizer = False
+    for key, use in settings.items():
+        if not (found := re.fullmatch(r"(.+)\[(\d+)\]\.use", key)):
+            continue
+        entry = key.removesuffix(".use")
+        patterns = settings.get(f"{entry}.features") or settings.get(f"{entry}.tables") or ""
+        name = f"{found[1]}({f'{use} {patterns}'.strip()})"
+        names[entry] = f"{name} #{found[2]}" if name in names.values() else name
+        is_off = settings.get(f"{entry}.enabled") == "False"
+        of_all = found[1] == "optimizers" and {"*", "t_*"} & {*patterns.split(", ")}
+        has_optimizer |= bool(of_all) and not is_off
+    unused = {"training.optimizer"} if has_optimizer else set()
+    if has_optimizer and settings.get("training.dense_learning_rate", "null") != "null":
+        unused.add("training.learning_rate")
+    renamed = {}
+    for key, value in settings.items():
+        entry, _, rest = key.partition("].")
+        if key not in unused and rest == "use" and f"{entry}]" in names:
+            renamed[names[f"{entry}]"]] = "yes"
+        elif key not in unused and f"{entry}]" not in names:
+            renamed[key] = value
+        elif key not in unused and rest not in ("features", "tables"):
+            renamed[f"{names[f'{entry}]']}.{rest.removeprefix('options.')}"] = value
+    return renamed
 
 
 def _replaces(key: str, name: str) -> bool:
@@ -146,6 +184,32 @@ def best(runs: Sequence[ListedRun], metric: str) -> ListedRun | None:
     return min(known, key=lambda each: each[0])[1] if known else None
 
 
+def groups(
+    runs: Sequence[ListedRun], has: Callable[[str], bool]
+) -> list[tuple[list[ListedRun], str]]:
+    """Group runs that have equal values of the settings for which ``has`` returns True.
+
+    Each group comes with the names of its runs, such as ``runs 1, 2``.
+    """
+    found: dict[frozenset[Any], list[ListedRun]] = {}
+    for run in runs:
+        key = frozenset((name, value) for name, value in run.settings.items() if has(name))
+        found.setdefault(key, []).append(run)
+    return [(each, f"runs {', '.join(run.path.name for run in each)}") for each in found.values()]
+
+
+def seed_lines(runs: Sequence[ListedRun], metric: str) -> Iterator[str]:
+    """Yield a line for each group of runs that differ only in their seed."""
+    measured = [run for run in runs if run.metric(metric) is not None]
+    for group, names in groups(measured, lambda name: name != "training.seed"):
+        if len({run.settings["training.seed"] for run in group}) > 1:
+            values = [run.metric(metric) or 0.0 for run in group]
+            yield (
+                f"{names} differ only in their seed: {metric} {statistics.fmean(values):.5f}, "
+                f"standard deviation {statistics.stdev(values):.5f}"
+            )
+
+
 @click.command("runs")
 @click.argument("trained", metavar="REGISTRY|FOLDER", type=click.Path(path_type=Path))
 @click.option(
@@ -162,7 +226,7 @@ def runs_command(
     """List the runs of a registry file, or of a folder such as runs/clicks.
 
     Shows the settings that differ between the runs, the metrics of the test split, and which run
-    is best.
+    is best among runs with the same dataset settings.
 
     \b
     recd runs clicks.yaml
@@ -173,7 +237,9 @@ def runs_command(
     if not found:
         raise RecdError(f"{folder}: there are no runs in this folder. Train with recd run.")
     metric = known_metric(metric, found)
-    keys, winner = differing([run.settings for run in found]), best(found, metric)
+    keys = differing([run.settings for run in found])
+    comparable = groups(found, lambda name: name.startswith("dataset."))
+    winners = [best(group, metric) for group, _ in comparable]
     rows = [
         {
             "run": str(run.path),
@@ -182,7 +248,7 @@ def runs_command(
             "finished": run.result is not None,
             "settings": {key: run.settings.get(key) for key in keys},
             "test": (run.result or {}).get("test"),
-            "best": run is winner,
+            "best": run in winners,
         }
         for run in found
     ]
@@ -196,17 +262,21 @@ def runs_command(
     columns = {}
     for run, row in zip(found, rows, strict=True):
         values = [run.metric(name) for name in names]
-        columns[run.path.name + (" best" if run is winner else "")] = [
+        columns[run.path.name + (" best" if run in winners else "")] = [
             run.started[:16].replace(" ", "\n"),  # without seconds
             f"{row['steps']}" if row["finished"] else f"{row['steps']}, unfinished",
             *(run.settings.get(key, "-") for key in keys),
             *("-" if value is None else f"{value:.5f}" for value in values),
         ]
     _print_columns(str(folder), headings, columns)
-    if winner is not None:
-        click.echo(f"best {metric}: {winner.path}")
-        if told := other_rows([run.result for run in found if run.result]):
-            click.echo(told)
+    for winner, (group, which) in zip(winners, comparable, strict=True):
+        if winner is not None:
+            of = f" (of {which}, with the same dataset settings)" if len(comparable) > 1 else ""
+            click.echo(f"best {metric}: {winner.path}{of}")
+            if told := other_rows([run.result for run in group if run.result]):
+                click.echo(told)
+    for line in seed_lines(found, metric):
+        click.echo(line)
 
 
 #: Largest number of runs side by side, and widest column of a run.

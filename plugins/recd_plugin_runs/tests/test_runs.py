@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from recd_plugin_runs.runs import settings_of
+from recd_plugin_runs.runs import differing, settings_of
 from recd_plugins.cli import main
 
 REGISTRY = """\
@@ -36,7 +36,23 @@ def refused(*words: str) -> str:
 
 def test_settings_that_replace_a_mapping() -> None:
     found = settings_of("a: {b: {test: 0.1}, c: 1}", ["a.b={from: 3, x: [1]}", "a.c.d=2"])
-    assert found == {"training.seed": "0", "a.b.from": "3", "a.b.x[0]": "1", "a.c.d": "2"}
+    assert found == {"training.seed": "0", "a.b.from": "3", "a.b.x": "1", "a.c.d": "2"}
+
+
+def test_entries_are_compared_by_plugin_and_patterns() -> None:
+    a = "{use: s.v, features: [a], options: {rows: 9}}"
+    b = "{use: s.v, features: [b, c]}"
+    end = "\noptimizers: [{use: t.adam, tables: ['*']}]\ntraining: {learning_rate: 1"
+    found = [
+        settings_of(f"p: [{a}, {b}]{end}, dense_learning_rate: 2}}", ["p[0].options.rows=8"]),
+        settings_of(f"p: [{b}, {a}]{end}}}", ()),
+    ]
+    assert found[0]["p(s.v a).rows"] == "8"
+    assert differing(found) == [
+        "p(s.v a).rows",
+        "training.dense_learning_rate",
+        "training.learning_rate",
+    ]
 
 
 def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +109,11 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert max(map(len, shown.splitlines())) <= 100
     monkeypatch.setenv("COLUMNS", "60")
     shown = recd("runs", "runs/r")
-    assert max(map(len, shown.splitlines())) <= 60
+    assert max(map(len, shown.partition("best norm")[0].splitlines())) <= 60
+    assert "runs 3, 4 differ only in their seed: normalized_entropy " in shown
+    Path("runs/r/5/result.json").unlink()
+    done = CliRunner().invoke(main, ["evaluate", "r.yaml"])
+    assert "using runs/r/4, because runs/r/5 has not finished" in done.stderr
     assert all(f"run {number}" in shown for number in range(1, 6))
     assert "training.learning_rate " in shown  # in one line
     assert recd("report", "runs/r/1", "runs/r/2").startswith("runs/r/report.html: runs/r/")

@@ -86,7 +86,7 @@ RUN = click.option(
     "run_number",
     type=AT_LEAST_1,
     metavar="N",
-    help="Number of the run, if training.checkpoint.runs is set. Default: the newest run.",
+    help="Number of the run, if training.checkpoint.runs is set. Default: the newest finished run.",
 )
 #: The checkpoint from which a command loads the trained model.
 CHECKPOINT = click.option(

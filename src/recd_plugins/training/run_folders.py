@@ -106,7 +106,8 @@ def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -
     Args:
         folder: a run folder, or a folder of run folders.
         number: name of the run folder in ``folder``; None selects the newest run.
-        trained: skip runs without a checkpoint if ``number`` is None.
+        trained: if ``number`` is None, skip runs without a checkpoint, prefer finished runs, and
+            print which run is used.
 
     Raises:
         RecdError: there is no such run.
@@ -124,7 +125,13 @@ def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -
         raise RecdError(
             f"{folder}: no run in this folder has a checkpoint. Train with recd run first."
         )
-    return runs[-1]
+    if not trained:
+        return runs[-1]
+    chosen = next((path for path in runs[::-1] if (path / RESULT).exists()), runs[-1])
+    if torchrun_rank() in (None, 0):
+        unfinished = "" if chosen == runs[-1] else f", because {runs[-1]} has not finished"
+        click.echo(f"using {chosen}{unfinished}", err=True)
+    return chosen
 
 
 def runs_folder(registry: RunConfig) -> Path | None:
@@ -234,7 +241,7 @@ def find_trained(
     Args:
         given: a registry file, a table of ``recd run TABLE``, a run folder, or a folder of run
             folders (its newest run).
-        run: number of the run; None selects the newest run with a checkpoint.
+        run: number of the run; None selects the newest finished run.
         checkpoint: ``newest``, ``best`` or a path; None: the best of a validated run, or newest.
         settings: further ``KEY=VALUE`` arguments.
         plugins_dir: folder with additional plugin files; None uses that of the run.
