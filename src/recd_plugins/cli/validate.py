@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,6 @@ from recd_plugins.interfaces import Chooser, DatasetWrapper
 from recd_plugins.interfaces.rows import table_name
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
-
-_OF_TABLES = ("sharding", "cache", "optimizer")
 
 
 @click.command()
@@ -65,14 +64,35 @@ def _checked(path: Path, plugins_dir: Path | None, settings: tuple[str, ...]) ->
         # The section training does not affect the other checks.
         settings = (*settings, "training={}")
         registry = load_registry(path, plugins_dir=plugins_dir, settings=settings)
-    for check in (check_dataset, _check_topology, _check_features):
+    for check in _checks(registry):
         try:
-            check(registry)
+            check()
         except RegistryError as error:
             wrong += error.problems
-    if wrong:
-        raise RegistryError(sorted(wrong, key=lambda problem: problem.line))
+    _raise_if(sorted(dict.fromkeys(wrong), key=lambda problem: problem.line))
     return registry
+
+
+def _raise_if(problems: list[Problem]) -> None:
+    if problems:
+        raise RegistryError(problems)
+
+
+def _checks(registry: RunConfig) -> Iterator[Callable[[], Any]]:
+    """Yield the checks of a config. Features and tables are checked if the data is known."""
+    yield partial(check_dataset, registry)
+    yield partial(_check_topology, registry)
+    with suppress(RecdError):  # reported when the data is needed
+        schema = registry.dataset.known_schema()
+        if schema is None:
+            return
+        yield partial(feature_steps, registry, schema)
+        if registry.model is not None:
+            yield lambda: _raise_if(table_problems(registry, schema))
+            yield partial(registry.claim, "pooling", schema.sparse)
+            tables = [table_name(feature) for feature in schema.sparse]
+            for kind in ("sharding", "cache", "optimizer"):
+                yield partial(registry.claim, kind, tables)
 
 
 def _check_topology(registry: RunConfig) -> None:
@@ -84,33 +104,6 @@ def _check_topology(registry: RunConfig) -> None:
     except RecdError as error:
         problem = registry.problem(("training", "topology"), str(error))
         raise RegistryError([problem]) from error
-
-
-def _check_features(registry: RunConfig) -> None:
-    """Check the features and tables of each entry, as far as the data is known."""
-    try:
-        schema = registry.dataset.known_schema()
-    except RecdError:  # reported when the data is needed
-        return
-    if schema is None:
-        return
-    checks: list[Callable[[], object]] = [
-        partial(feature_steps, registry, schema),
-        partial(registry.claim, "preprocessing", [*schema.sparse, *schema.dense]),
-    ]
-    problems = []
-    if registry.model is not None:
-        problems = table_problems(registry, schema)
-        tables = [table_name(feature) for feature in schema.sparse]
-        checks.append(partial(registry.claim, "pooling", schema.sparse))
-        checks += [partial(registry.claim, kind, tables) for kind in _OF_TABLES]
-    for check in checks:
-        try:
-            check()
-        except RegistryError as error:
-            problems += error.problems
-    if problems:
-        raise RegistryError([*dict.fromkeys(problems)])
 
 
 @click.command()

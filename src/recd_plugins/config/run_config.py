@@ -211,11 +211,16 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
                 )
                 where = str(registry.path), entry.line, f"{entry.field}.features"
                 problems.append(Problem(*where, message))
+    claims = {}
+    try:
+        claims = registry.claim("preprocessing", names)
+    except RegistryError as error:
+        problems += error.problems
     if problems:
         raise RegistryError([*problems, *table_problems(registry, schema)])
     chains = {
         name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
-        for name, entries in registry.claim("preprocessing", names).items()
+        for name, entries in claims.items()
     }
     return {name: steps for name, steps in chains.items() if steps}
 

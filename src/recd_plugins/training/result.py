@@ -200,16 +200,13 @@ class Result:
         for metric in dict.fromkeys(metrics.values()):
             cells = (found.get(f"{split}_{metric}", (None, "")) for split in splits)
             quality.add_row(figure_words(metric), *(figure_text(*cell) for cell in cells))
-        speed = text_table(f"training, {len(self.losses)} steps", [""], [""])
+        last = len(self.losses)
+        which = f"steps {self.first_step + 1} to {last}" if self.first_step else f"{last} steps"
+        speed = text_table(f"training, {which}", [""], [""])
         speed.show_header = False
         for name, (value, unit) in found.items():
             if name not in metrics and (verbose or value or unit != "B"):
                 speed.add_row(figure_words(name), figure_text(value, unit))
-        if self.first_step:
-            speed.caption = (
-                f"speed of the {len(self.losses) - self.first_step} steps after the resumed "
-                f"step {self.first_step}"
-            )
         return [quality, speed] if splits else [speed]
 
 
