@@ -90,8 +90,8 @@ def test_a_missing_file(tmp_path):
         ),
         (
             HEAD + "training:\n  optimizer: adam\n",
-            "r.yaml:5 training.optimizer: embedding tables cannot use 'adam' here. Use "
-            "'rowwise_adagrad', and set training.dense_optimizer: adam to train the dense layers",
+            "r.yaml:5 training.optimizer: 'adam' is not 'rowwise_adagrad' or 'sgd', which work on "
+            "all devices. For adam in embedding tables (needs CUDA), set optimizers: [{use: torch",
         ),
         (
             HEAD + "training:\n  checkpoint:\n    evry: 3\n",

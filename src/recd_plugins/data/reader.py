@@ -235,11 +235,6 @@ class PlannedReader(Reader):
         self._cut_from: tuple[int, History, int] | None = None
         self._blocks: tuple[Sequence[tuple[Piece, ...]], Sequence[int]] = (), ()
 
-    @property
-    def shuffles(self) -> bool:
-        """Return whether the order of rows differs between epochs."""
-        return self._plan.shuffle
-
     def __len__(self) -> int:
         return self._plan.num_steps(self._world_size)
 
