@@ -355,7 +355,7 @@ def signature(model: ServingModel, dataset: Dataset) -> dict[str, Any]:
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
         "inputs": {
-            "dense": "float64 [B, dense]: dense features of each row, in the order of key dense",
+            "dense": "float64 [B, dense]: finite dense features, in the order of key dense",
             "values": "per sparse feature: int64 [num_values], the raw ids of all stored rows",
             "lengths": "per sparse feature: int64 [num_stored], the number of ids per stored row",
             "rows": "per sparse feature: int64 [B], the index of the stored row of each row",
@@ -380,6 +380,9 @@ _RULES = {
         "number": "a number, rounded to float32 if float32 is true",
         "seconds": "a time of day or a duration in seconds",
     },
+    "boolean": "also accepts the texts true and false",
+    "separator": "separates ids in a text. If it is a comma or space, brackets around the text and "
+    "quotes around ids in brackets are removed",
     "missing": "replaces a missing value: an id or number, empty (no id) or error",
     "optional": "true if a missing value may be left out of the row",
     "empty_is_missing": "an empty text is a missing value, as in the CSV file of training",

@@ -165,9 +165,11 @@ def known_metric(name: str, runs: Sequence[ListedRun]) -> str:
 
 
 def folder_of_runs(given: Path, plugins_dir: Path | None) -> Path:
-    """Return a folder itself, or the folder of the runs of a registry file."""
+    """Return a folder itself, or the folder of the runs of a registry file or table."""
     if given.is_dir():
         return given
+    if (generated := run_folders.generated_registry(given)).exists():
+        given = generated
     configured = run_folders.runs_folder(load_registry(given, plugins_dir=plugins_dir))
     if configured is None:
         raise RecdError(

@@ -136,6 +136,18 @@ def test_encoded_rows_have_the_scores_of_predict(folder: Path) -> None:
     assert program(*inputs.tensors()).tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_encoded_rows_may_use_another_on_nan(folder: Path) -> None:
+    write(folder / "endless.parquet", rows_of(40, 4))
+    for rule, name in (("zero", "as_trained"), ("drop", "dropped")):
+        setting = f"dataset.options.on_nan={rule}"
+        recd(folder, "predict", "r.yaml", "endless.parquet", "-o", f"{name}.jsonl", setting)
+    counts = [
+        len((folder / f"{name}.jsonl").read_text().splitlines())
+        for name in ("as_trained", "dropped")
+    ]
+    assert counts == [40, 40]
+
+
 def test_a_sample_request_can_be_scored(folder: Path) -> None:
     table = folder / "train.parquet"
     recd(folder, "export", "r.yaml", "-o", "whole")
