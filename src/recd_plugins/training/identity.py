@@ -392,11 +392,14 @@ def _first(clauses: Sequence[str]) -> str:
     return "; ".join(clauses[:3]) + more
 
 
+def _short(text: str) -> str:
+    cut = textwrap.shorten(text, 60, placeholder=" ...")
+    return f"{text:.57}..." if cut == "..." else cut  # a single long word
+
+
 def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     shown = [
-        textwrap.shorten(json.dumps(values[field]), 60, placeholder=" ...")
-        if field in values
-        else "not set"
+        _short(json.dumps(values[field])) if field in values else "not set"
         for values in (before, now)
     ]
     name = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
