@@ -24,7 +24,21 @@ from recd_plugins.config.manager import PluginManager
 
 ROOT = Path(__file__).parents[1]
 _SECTIONS: dict[str, type[BaseModel]] = {"training": TrainingSpec, "model": ModelSpec}
-_COMMON = ("--run", "--checkpoint", "--force", "--json")  # described once, in docs/commands.md
+_COMMON = (  # described once, in docs/commands.md
+    "--run",
+    "--checkpoint",
+    "--force",
+    "--json",
+    "--seed",
+    "--nulls",
+    "--plot",
+    "--topology",
+    "--nodes",
+)
+_ARGUMENTS = """\
+REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
+KEY=VALUE overrides a value, as in recd run.
+"""  # as in docs/commands.md
 _BLOCK = re.compile(r"(<!-- (options: ([\w.]+)|commands) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -70,7 +84,8 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             value = field.get_default(call_default_factory=True)
             default = "" if isinstance(value, BaseModel) else f"`{json.dumps(value, default=str)}`"
         meaning = (field.description or "").replace("|", "\\|")
-        if values := _values(field.annotation):
+        values = _values(field.annotation)
+        if not {*map(str, values)} <= {*re.findall(r"\w+", meaning)}:
             meaning += f" One of {', '.join(f'`{each}`' for each in values)}."
         yield f"| `{key}` | {default} | {meaning} |"
         if inner is not None:
@@ -112,11 +127,11 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         seen[alike] = f"{path} {name}"
         shown = path if name in usage.split() else f"{path} {name}"  # TABLE is an argument
         yield f"`{shown} {usage}`\n"
-        yield f"{prose.strip()}\n"
+        yield f"{prose.replace(_ARGUMENTS, '').strip()}\n"
         for each in examples:
             yield f"```sh\n{each.strip()}\n```\n"
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
-        if common := sorted(filter(None, map(_common, command.params))):
+        if common := sorted(filter(None, map(_common, command.get_params(inner)))):
             rows += f"| {', '.join(common)} | [common options](#common-options) |\n"
         if rows in seen:
             yield f"The options are those of `{seen[rows]}`.\n"
@@ -130,6 +145,9 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
 def _common(option: click.Parameter) -> str:
     """Return the name of a common option, else an empty text."""
     json_flag = getattr(option, "is_flag", False) and "--json" in option.opts
+    key = option.opts[0].removeprefix("--").replace("-", "_")
+    if getattr(option, "help", None) == f"Overrides training.{key}.":
+        return f"`{option.opts[0]}`"
     return "".join(f"`{name}`" for name in option.opts if name in _COMMON and not json_flag)
 
 

@@ -14,8 +14,8 @@ class ReadersPlan(plan_modes.PlanMode):
 
     flag = "--readers"
     help = (
-        "Measure one reader and the trainer on this machine, and print how many readers the "
-        "trainer needs."
+        "Measure a reader and the trainer on this machine, and print the required number of "
+        "readers."
     )
     takes_topology = False
     because = "measures this machine with the settings of the registry file"

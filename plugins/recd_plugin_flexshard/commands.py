@@ -51,8 +51,8 @@ class TiersPlan(plan_modes.PlanMode):
 
     flag = "--tiers"
     help = (
-        "Show the tiers that each flexshard entry plans, and those of the other flexshard plugins "
-        "for comparison."
+        "Show the tiers of each flexshard entry, and for comparison those of the other flexshard "
+        "plugins."
     )
     because = "plans for a fixed batch size"
 
@@ -81,7 +81,7 @@ class TiersPlan(plan_modes.PlanMode):
 @click.option(
     "--batch-size",
     type=cli_options.AT_LEAST_1,
-    help="Rows per rank, instead of training.batch_size.",
+    help="Overrides training.batch_size.",
 )
 @click.option(
     "--steps",
@@ -93,7 +93,7 @@ class TiersPlan(plan_modes.PlanMode):
 @click.option(
     "--data",
     is_flag=True,
-    help="Use batches of the training data, after the converter, instead of random batches.",
+    help="Use converted batches of the training data instead of random batches.",
 )
 @click.option(
     "--json",

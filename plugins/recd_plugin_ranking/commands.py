@@ -22,8 +22,8 @@ from recd_plugins.api import cli_options, file_utils, imports, run_folders
     "--seen",
     multiple=True,
     metavar="FEATURE",
-    help="Feature with the user's earlier items, such as a history. They are "
-    "excluded from the ranking. Can be repeated.",
+    help="Feature with the user's earlier items, which are excluded from the ranking. Can be "
+    "repeated.",
 )
 @click.option(
     "-k",
@@ -36,8 +36,7 @@ from recd_plugins.api import cli_options, file_utils, imports, run_folders
 @click.option(
     "--sampled",
     type=cli_options.AT_LEAST_1,
-    help="Rank against this many sampled items. The default ranks against all "
-    "items, which is more reliable.",
+    help="Rank against this many sampled items instead of all items, which is less reliable.",
 )
 @click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, help="Seed of the sampled items.")
 @click.option(
@@ -45,7 +44,7 @@ from recd_plugins.api import cli_options, file_utils, imports, run_folders
     "vectors_to",
     type=cli_options.OUTPUT_FOLDER,
     metavar="FOLDER",
-    help="Write item and user vectors to this folder, as items.parquet and users.parquet.",
+    help="Write items.parquet and users.parquet with vectors to this folder.",
 )
 @cli_options.RUN
 @cli_options.CHECKPOINT
@@ -74,8 +73,10 @@ def rank_command(
     force: bool,
     json_path: Path | None,
 ) -> None:
-    """Rank all items with a checkpoint for each positive row of the test split. KEY=VALUE
-    sets a value of the file, as for recd run.
+    """Rank all items with a checkpoint for each positive row of the test split.
+
+    REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
+    KEY=VALUE overrides a value, as in recd run.
 
     \b
     recd rank registry.yaml --user user_id --seen history_seen

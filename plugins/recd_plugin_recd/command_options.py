@@ -10,9 +10,7 @@ session = click.option(
     "--session",
     help="Column of the session id.  [default: session_id in Parquet tables]",
 )
-label = click.option(
-    "--label", help="Column of the label, if a table that is no Parquet has several candidates."
-)
+label = click.option("--label", help="Label column, if an imported table has several candidates.")
 timestamp = click.option(
     "--timestamp",
     help="Column of the time.  [default: ts in Parquet tables]",
@@ -22,14 +20,14 @@ nulls = click.option(
     type=click.Choice(["error", "empty"]),
     default="error",
     show_default=True,
-    help="Treatment of null lists. error: stop with an error. empty: read an empty list.",
+    help="Whether null lists are an error or empty lists.",
 )
 row_group_rows = click.option(
     "--row-group-rows",
     type=cli_options.AT_LEAST_1,
     default=8192,
     show_default=True,
-    help="Maximum number of rows per row group. Row groups end between sessions.",
+    help="Maximum rows per row group. Row groups end between sessions.",
 )
 force = click.option("--force", is_flag=True, help="Replace DST if it is an existing table.")
 figures = click.option(

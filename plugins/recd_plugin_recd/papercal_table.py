@@ -25,15 +25,12 @@ class TableOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rows: PositiveInt = Field(
-        description="Number of rows. A row of papercal takes 12.9 KB of memory."
-    )
+    rows: PositiveInt = Field(description="Number of rows.")
     seed: int = Field(default=0, ge=0, description="Seed of the random generator.")
     layout: Layout = Field(
         default="clustered",
         description="Order of rows. clustered: one session after another. interleaved: the same "
-        "rows sorted by time. stream: a part of a log with many overlapping sessions, sorted "
-        "by time.",
+        "rows by time. stream: part of a log with many overlapping sessions, by time.",
     )
     row_group_rows: PositiveInt = Field(
         default=2048, description="Number of rows per Parquet row group."
@@ -41,13 +38,13 @@ class TableOptions(BaseModel):
     files: PositiveInt = Field(default=1, description="Number of Parquet files in the folder.")
     shape: ShapeName = Field(
         default="papercal",
-        description="Features: papercal, or those of a model in section 6.1 of the RecD paper.",
+        description="Features: papercal, or model rm1, rm2 or rm3 (RecD paper, section 6.1).",
     )
     scale: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Scale of rm1, rm2 and rm3. With a smaller scale, lists are shorter.",
+        description="Scale of rm1, rm2 and rm3. A smaller scale shortens lists.",
     )
 
     @model_validator(mode="after")

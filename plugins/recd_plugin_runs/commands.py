@@ -41,8 +41,8 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 @click.option(
     "--baseline",
     is_flag=True,
-    help="Also train a logistic regression (scikit-learn) on at most 100,000 training rows, and "
-    "show its metrics.",
+    help="Also show the metrics of a logistic regression (scikit-learn), trained on at most 100,000 "
+    "rows.",
 )
 @click.option(
     "--json",
@@ -66,11 +66,11 @@ def evaluate(
     """Evaluate a trained model on every row of its test split.
 
     Shows normalized entropy, AUC and the metrics of the registry file. The column "base rate" is
-    for comparison: it predicts the mean label of the training split for every row.
+    for comparison: it predicts the mean label of the training split for every row. Under torchrun,
+    the command runs on the started ranks.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
-    KEY=VALUE overrides a value, as in recd run. Under torchrun, the command runs on the started
-    ranks.
+    KEY=VALUE overrides a value, as in recd run.
 
     \b
     recd evaluate registry.yaml
@@ -162,10 +162,10 @@ def predict(
 ) -> None:
     """Score every row of TABLE with a trained model.
 
-    TABLE is anything that the dataset of the run can read, such as a Parquet file or a folder. It
-    needs no label. The score file has one row per row of TABLE, in the same order. Its columns are
-    the dataset's key columns, row (the 0-based row number) and score (a probability). Under
-    torchrun, the command runs on the started ranks.
+    TABLE is anything that the dataset of the run can read. It needs no label. The score file has
+    one row per row of TABLE, in the same order. Its columns are the dataset's key columns, row (the
+    0-based row number) and score (a probability). Under torchrun, the command runs on the started
+    ranks.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.
@@ -263,11 +263,10 @@ def export(
 ) -> None:
     """Export a trained model as one program of torch.export.
 
-    Writes model.pt2, signature.json, encode.py and sample_request.json into a folder. The program
-    accepts raw ids and numbers, preprocesses them as in training, and returns probabilities.
-    encode.py turns raw rows into the inputs of the program, as signature.json describes.
-    sample_request.json is a request for examples/serving with values of training rows. Load the
-    program with torch.export.load; it needs only torch.
+    The program model.pt2 accepts raw ids and numbers, preprocesses them as in training, and returns
+    probabilities. It needs only torch: load it with torch.export.load. encode.py turns raw rows
+    into the inputs of the program, as signature.json describes. sample_request.json is a request
+    for examples/serving with values of training rows.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.

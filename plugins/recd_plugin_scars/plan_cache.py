@@ -26,8 +26,8 @@ class CachePlanMode(plan_modes.PlanMode):
 
     flag = "--cache"
     help = (
-        "Plan caches instead: show how many rows of each table to cache, and the remaining traffic "
-        "between cache and backing store."
+        "Show how many rows of each table to cache, and the remaining traffic between cache and "
+        "backing store."
     )
     takes_auto = True
 
@@ -38,19 +38,19 @@ class CachePlanMode(plan_modes.PlanMode):
                 type=_Bytes(),
                 help=(
                     "total cache memory over all ranks, such as 256MB. With --batch-size auto it "
-                    "also holds the batch. By default, every useful row is cached."
+                    "also holds the batch. Default: enough for every useful row."
                 ),
             ),
             click.Option(
                 ["--sample-bytes"],
                 type=_Bytes(),
-                help="with --batch-size auto, memory per sample. Estimated by default.",
+                help="memory per sample for --batch-size auto. Estimated by default.",
             ),
             click.Option(
                 ["--profile"],
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="use this access profile instead of counting row reads in the data.",
+                help="access profile to use instead of counting row reads.",
             ),
         ]
 

@@ -39,12 +39,12 @@ _NOTICE, _HANG = 20.0, 60.0
     "--ranks",
     type=cli_options.AT_LEAST_1,
     help="Number of processes to start, as in training. Default: one per GPU or core, at most "
-    f"{_MOST_RANKS}. Not allowed under torchrun.",
+    f"{_MOST_RANKS}.",
 )
 @click.option(
     "--ranks-per-node",
     type=cli_options.AT_LEAST_1,
-    help="Ranks per node. A smaller number than --ranks simulates several nodes.",
+    help="Ranks per node, to simulate several nodes.",
 )
 @click.option(
     "--device",

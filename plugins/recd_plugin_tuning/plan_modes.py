@@ -39,8 +39,8 @@ class ScalingPlan(plan_modes.PlanMode):
 
     flag = "--scaling"
     help = (
-        "Predict step times on 1, 2, 4 ... up to --nodes nodes, with a fixed batch size per rank "
-        "(weak scaling) or a fixed global batch size (strong scaling)."
+        "Predict step times on 1, 2, 4 ... up to --nodes nodes, for weak scaling (fixed batch size "
+        "per rank) and strong scaling (fixed global batch size)."
     )
     because = "plans for several numbers of ranks and batch sizes"
 
@@ -64,7 +64,7 @@ class ScalingPlan(plan_modes.PlanMode):
             click.Option(
                 ["--plot", "plot_path"],
                 type=cli_options.OUTPUT,
-                help="write a plot of the step times to this file (.png, .svg, .pdf).",
+                help="plot the step times to this file (.png, .svg, .pdf).",
             ),
         ]
 

@@ -114,9 +114,8 @@ def profile() -> None:
     type=(str, cli_options.AT_LEAST_1, str),
     metavar="NAME ROWS FEATURES",
     help=(
-        "Table of your own model: its rows and the features that look it up, "
-        "separated by commas. Replaces the tables of the file's model: section. "
-        "Can be repeated."
+        "Table of your own model: its rows, and its features separated by "
+        "commas. Replaces the tables of the section model. Can be repeated."
     ),
 )
 @click.option(
@@ -124,17 +123,16 @@ def profile() -> None:
     type=cli_options.AT_LEAST_1,
     help=(
         "Rows per table that are counted exactly. If more rows are read, the "
-        "most read ones keep counts with an error bound. By default all tables "
-        "share 33,554,432 rows."
+        "most read ones keep counts with an error bound. Default: 33,554,432 "
+        "rows in all tables together."
     ),
 )
 @click.option(
     "--all-rows",
     is_flag=True,
     help=(
-        "Count every row of the data. By default only looked-up rows count: if "
-        "the converter of REGISTRY deduplicates, these are the unique rows of "
-        "batches of training.batch_size."
+        "Count every row of the data. By default, only unique rows of each batch "
+        "count if the converter of REGISTRY deduplicates."
     ),
 )
 @_written

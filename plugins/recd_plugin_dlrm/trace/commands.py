@@ -41,7 +41,7 @@ def trace() -> None:
     "--columns",
     metavar="NAMES",
     help=(
-        "For a text file: the features whose ids are in each line, separated by "
+        "For a text file: the feature of each number in a line, separated by "
         'commas. By default all numbers are ids of the feature "id".'
     ),
 )
@@ -126,8 +126,8 @@ def profile_command(
     type=click.FloatRange(min=0, max=1, max_open=True),
     metavar="P0",
     help=(
-        "Minimum of p0, the share of new ids. By default p0 is raised as far as "
-        "LRU hit rates need it; 0 keeps the original."
+        "Minimum share of new ids. By default it is raised as far as LRU hit "
+        "rates need it; 0 keeps the original share."
     ),
 )
 @_force

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     type=cli_options.AT_LEAST_1,
     default=128,
     show_default=True,
-    help="Memory in MB for a sample of sessions, which shows the effect of recd cluster.",
+    help="Memory in MB for a sample of sessions, to predict the effect of recd cluster.",
 )
 @command_options.nulls
 @click.option(
@@ -59,10 +59,9 @@ def analyze(
 ) -> None:
     """Measure how often ids repeat in a table, and recommend features to deduplicate.
 
-    PATH is a table in any format that recd init accepts, or a registry file. From a registry file,
-    the command reads the training data, and --session replaces its session column. Other formats
-    than Parquet, and Parquet tables without lists of ids, are imported first, with the column roles
-    that recd init guesses.
+    PATH is a table in any format that recd init accepts, or a registry file, whose training data
+    is read; --session replaces its session column. Other formats than Parquet, and Parquet tables
+    without lists of ids, are imported first, with the column roles that recd init guesses.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show

@@ -38,7 +38,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     callback=_size,
     default="2GB",
     show_default=True,
-    help="Maximum memory of the process, including Python and libraries, such as 512MB.",
+    help="Maximum memory of the process, such as 512MB.",
 )
 @click.option(
     "--layout",
@@ -56,7 +56,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Fraction of sessions to write. Sessions are written completely or not at all.",
+    help="Fraction of sessions to write. Each session is complete or absent.",
 )
 @click.option(
     "--seed",
@@ -86,11 +86,10 @@ def cluster(
 ) -> None:
     """Sort the rows of SRC by session and time into the Parquet table DST.
 
-    SRC is a Parquet file, a folder of Parquet files, a table in another format that recd init
-    accepts, or a registry file. From a registry file, the command reads the training data.
-    Other formats than Parquet are imported first: DST has ids as lists of int64, and the columns
-    _session and _time. Partitions (dt=.../hour=...) of Parquet tables stay folders, and are
-    sorted separately. If the command is killed, run it again to resume.
+    SRC is a table in any format that recd init accepts, or a registry file, whose training data is
+    read. Other formats than Parquet are imported first: DST has ids as lists of int64, and the
+    columns _session and _time. Partitions (dt=.../hour=...) of Parquet tables stay folders, and
+    are sorted separately. If the command is killed, run it again to resume.
     """
     # Imported lazily: `recd --help` loads this module and does not need Arrow.
     from recd_plugin_recd.cluster import job

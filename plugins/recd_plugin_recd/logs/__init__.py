@@ -25,7 +25,7 @@ _config = click.option(
     "--config",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Additional librdkafka configuration, such as credentials.",
+    help="librdkafka configuration, such as credentials. Can be repeated.",
 )
 
 
@@ -53,8 +53,8 @@ def write(
 ) -> None:
     """Write the rows of SOURCE to the log in FOLDER.
 
-    SOURCE is a Parquet file, a folder of Parquet files, or a registry file. From a registry file,
-    the command reads the training data.
+    SOURCE is a Parquet file, a folder of Parquet files, or a registry file, whose training data is
+    read.
     """
     from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
     from recd_plugin_recd.sessions import plain_schema
@@ -233,8 +233,7 @@ def consume(
 ) -> None:
     """Write new messages of a Kafka topic to Parquet files in FOLDER, then exit.
 
-    Kafka offsets are committed when a file is complete. Every row is written exactly once, even if
-    the command is killed and run again.
+    Every row is written exactly once, even if the command is killed and run again.
     """
     from recd_plugin_recd.logs.kafka import KafkaConsumer
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     type=float,
     metavar="VALUE",
     help="Labels of at least this are 1, for example 4 of 5 stars.  [default: "
-    "at 75% of the range of the values, or 1 for counts]",
+    "75% of the range, or 1 for counts]",
 )
 @click.option(
     "--unused", multiple=True, metavar="COLUMN", help="Exclude a column. Can be repeated."
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     "--explode",
     multiple=True,
     metavar="COLUMN",
-    help="List column to explode: each element becomes a row, for example one "
-    "candidate of a request. Can be repeated.  [default: lists parallel "
-    "to a list of labels]",
+    help="List column to explode: each element becomes a row. Can be repeated.  [default: lists "
+    "parallel to a list of labels]",
 )
 @click.option(
     "--test",
@@ -109,16 +108,10 @@ def init(
     TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
     Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. The role of
     each column is guessed from its name, its type and the first 200,000 rows. Comments in FILE
-    explain the guess.
+    explain the guess. To correct a wrong guess, run the command again with --as.
 
     \b
     recd init clicks.parquet my.yaml
-    recd run my.yaml
-    recd predict my.yaml new.parquet -o scores.parquet
-
-    To correct a wrong guess, run the command again with --as:
-
-    \b
     recd init clicks.parquet my.yaml --as device_age=number --force
     """
     if force is not None:  # from `recd init`

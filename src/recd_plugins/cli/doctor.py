@@ -45,7 +45,7 @@ class Check:
     "--model",
     metavar="MODULE:FACTORY",
     help="Show how the tables of a model would be sharded and trained, and which features would be "
-    "deduplicated. FACTORY is a function that returns the model.",
+    "deduplicated. FACTORY returns the model.",
 )
 @click.option(
     "--ranks",
@@ -64,7 +64,7 @@ def doctor(
     """Check this machine's installation.
 
     Checks versions, FBGEMM operators, CUDA and plugins. Exits with 1 if a check fails. A missing
-    CUDA device is not a failure. With --model, shows how the tables of your model would be sharded.
+    CUDA device is not a failure.
     """
     if model is not None:
         _describe(model, ranks or 2, registry, ctx.obj, as_json)

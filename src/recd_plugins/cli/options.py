@@ -121,7 +121,7 @@ RANKS = click.option(
 BATCH_SIZE = click.option(
     "--batch-size",
     type=AT_LEAST_1,
-    help="Rows per batch on each rank. Overrides training.batch_size.",
+    help="Overrides training.batch_size.",
 )
 
 
@@ -193,7 +193,7 @@ def topology_options(command: _Command) -> _Command:
         click.option(
             "--ranks-per-node",
             type=AT_LEAST_1,
-            help="Ranks per node. Default: the value of the topology. For the topology machine: "
+            help="Ranks per node. Default: the value of the topology, or for machine "
             "training.ranks_per_node or training.ranks.",
         ),
         click.option(

@@ -136,8 +136,7 @@ def plan_modes() -> PlanModes:
     "--batch-size",
     type=_batch_size,
     metavar="N|auto",
-    help="Rows per batch on each rank. Overrides training.batch_size. auto finds the largest batch "
-    "size that fits.",
+    help="Overrides training.batch_size. auto finds the largest batch size that fits.",
 )
 @click.option("--json", "json_path", type=OUTPUT, help="Write the full report to this JSON file.")
 @click.pass_context
@@ -154,8 +153,8 @@ def plan(
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
 
-    Shows the shards, the memory per rank and the predicted times. Compares them with the plan of
-    plain TorchRec. Flags of plugins, such as --readers, run another planner instead.
+    Shows the shards, the memory per rank and the predicted times, compared with the plan of plain
+    TorchRec. Flags of plugins, such as --readers, run another planner instead.
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto

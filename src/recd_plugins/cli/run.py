@@ -164,35 +164,35 @@ class RunCommand(click.Command):
     "--session",
     "session_column",
     metavar="COLUMN",
-    help="For a table: the column with the session of a row.",
+    help="For a table: the session column.",
 )
 @click.option(
     "--time",
     "time_column",
     metavar="COLUMN",
-    help="For a table: the column with the time of a row.",
+    help="For a table: the time column.",
 )
 @click.option(
     "--compare",
     is_flag=True,
-    help="Also train without the plugins (stock TorchRec, plain KJTs), with the same batches and "
-    "initial weights, and show both results. Writes no checkpoints.",
+    help="Also train stock TorchRec with the same batches and initial weights, and show both "
+    "results. Writes no checkpoints.",
 )
 @click.option(
     "--sharding",
     "shardings",
     multiple=True,
     metavar="NAME",
-    help="Use the sharding plugin NAME instead of the plugin of the first sharding entry. If given "
-    "several times, train once with each plugin and compare the results, as with --compare.",
+    help="Use the sharding plugin NAME in the first sharding entry. If given several times, train "
+    "once with each plugin and compare the results.",
 )
 @click.option(
     "--rounds",
     type=AT_LEAST_1,
     default=1,
     show_default=True,
-    help="With --compare or several --sharding: train every variant this number of times, and "
-    "show medians and the spread.",
+    help="With --compare or several --sharding: train every variant this often, and show medians "
+    "and the spread.",
 )
 @click.option(
     "--dry-run",
@@ -205,8 +205,8 @@ class RunCommand(click.Command):
     type=AT_LEAST_1,
     default=1,
     show_default=True,
-    help="Train this number of runs with the seeds training.seed, training.seed + 1, ..., and show "
-    "the mean and the standard deviation of their metrics.",
+    help="Train this number of runs with consecutive seeds from training.seed, and show the mean "
+    "and the standard deviation of their metrics.",
 )
 @click.option("--resume", is_flag=True, help="Resume the newest run from its newest checkpoint.")
 @click.option(
@@ -228,21 +228,20 @@ class RunCommand(click.Command):
 @click.option(
     "--breakdown",
     is_flag=True,
-    help="Profile 10 steps, and show the seconds of a step per stage (lookup, GEMM, all-to-all, "
-    "all-reduce, other).",
+    help="Profile 10 steps, and show the seconds of each stage, such as lookup or all-to-all.",
 )
 @click.option(
     "--verbose",
     "-v",
     is_flag=True,
-    help="Also show the device, the choices of sharding auto, how each table is sharded, zero "
-    "bytes, and the time spent waiting for data.",
+    help="Also show the device, the choices of sharding auto, the sharding of each table, and the "
+    "time spent waiting for data.",
 )
 @RANKS
 @click.option(
     "--ranks-per-node",
     type=AT_LEAST_1,
-    help="Overrides training.ranks_per_node. Splits this machine's ranks into simulated nodes.",
+    help="Overrides training.ranks_per_node.",
 )
 @click.option("--workers", type=COUNT_FROM_0, help="Overrides training.workers.")
 @click.option("--steps", type=AT_LEAST_1, help="Overrides training.steps.")
@@ -262,8 +261,8 @@ class RunCommand(click.Command):
     "--log-every",
     type=ABOVE_0,
     metavar="SECONDS",
-    help="Print a line with step, loss, samples/s and remaining time every SECONDS seconds instead "
-    "of the live progress line. Default: 10 if stderr is not a terminal.",
+    help="Print a progress line every SECONDS seconds instead of updating one line. Default: 10 if "
+    "stderr is not a terminal.",
 )
 @click.option(
     "--json",
@@ -303,8 +302,8 @@ def run(
     """Train the model of REGISTRY on its data with its plugins.
 
     Starts the ranks, or joins the ranks of torchrun. KEY=VALUE overrides a value of the registry
-    file, such as sharding[0].options.hot=0.2. REGISTRY can also be a table. In this case, its
-    registry file is generated in the folder .recd, as by `recd init`.
+    file. REGISTRY can also be a table. In this case, its registry file is generated in the folder
+    .recd, as by `recd init`.
 
     \b
     recd run registry.yaml --compare
