@@ -50,7 +50,7 @@ class RayOptions(PluginOptions):
         lt=1,
         description=(
             "Fraction of time that the trainer may wait for batches. Autoscaling adds "
-            "readers if the trainer waits longer."
+            "readers if the trainer waits longer, and stops readers below a quarter of it."
         ),
     )
     stall_window: Count = Field(
