@@ -41,8 +41,8 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 @click.option(
     "--baseline",
     is_flag=True,
-    help="Also show the metrics of a logistic regression (scikit-learn), trained on at most 100,000 "
-    "rows.",
+    help="Also show the metrics of a logistic regression (scikit-learn), trained on at most "
+    "100,000 rows.",
 )
 @click.option(
     "--json",
