@@ -42,7 +42,7 @@ class Condition(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     column: str = Field(description="A column of the table, or a key of its Hive partitions.")
-    op: Op = Field(description="How the column's value and this one have to compare.")
+    op: Op = Field(description="Comparison of the column with value.")
     value: Any = Field(
         default=None, description="A value of the column's type; a list of them for in."
     )
