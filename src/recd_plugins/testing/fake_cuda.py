@@ -11,13 +11,14 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -26,11 +27,16 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from recd_plugins.testing.attention_kernel import attention_kernel
-from recd_plugins.testing.fake_device import MIXED, OnDevice, register
 
 __all__ = ["HostCounts", "HostEvent", "fake_cuda", "host_counts", "kernels_of", "mark_phases"]
 
 _MEMORY = 80 << 30
+_NAME = "fake_device"  # the device type that C++ code sees
+#: Operators that accept tensors of two devices on CUDA, too: copies, and indices from the CPU.
+_MIXED = {
+    *("aten::copy_", "aten::_to_copy", "aten::index"),
+    *("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"),
+}
 #: Operators that launch no kernel, in addition to views.
 _NO_KERNELS = {
     *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "set_", "resize_"),
@@ -292,10 +298,28 @@ def _entered(stream: _Stream | None) -> Iterator[None]:
         yield
 
 
-class _OnCuda(OnDevice):
-    """A tensor on the fake device, with ``stored`` values. C++ code sees another device type."""
+class _OnCuda(Tensor):
+    """A tensor on the fake device. ``stored`` is a CPU tensor with the values."""
 
+    stored: Tensor
     record_stream = _nothing
+
+    @staticmethod
+    def __new__(cls, stored: Tensor) -> _OnCuda:
+        made: _OnCuda = Tensor._make_wrapper_subclass(
+            cls,
+            stored.shape,
+            strides=stored.stride(),
+            storage_offset=stored.storage_offset(),
+            dtype=stored.dtype,
+            device=torch.device(_NAME, 0),
+            requires_grad=stored.requires_grad,
+        )
+        made.stored = stored.detach()
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"{self.stored}, device={_device}"
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -367,9 +391,10 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on the stored tensors, and count it."""
     name, device = func._schema.name, kwargs.get("device")
     tensors = _tensors(args, kwargs)
+    # A tensor without dimensions is a number to CUDA's kernels.
     strange = [each for each in tensors if each.dim() and not isinstance(each, _OnCuda)]
     aten = func.namespace == "aten"
-    if strange and len(strange) < len(tensors) and name not in MIXED and aten:
+    if strange and len(strange) < len(tensors) and name not in _MIXED and aten:
         raise RuntimeError(
             f"{func} got tensors on {_device}, and tensors on {strange[0].device} of shapes "
             f"{[tuple(each.shape) for each in strange]}. Move all tensors to one device."
@@ -538,7 +563,7 @@ def _put(value: Any, of: Mapping[int, Tensor] = {}) -> Any:
 
 
 def _is_fake(device: Any) -> bool:
-    return device is not None and torch.device(device).type in ("cuda", "fake_device")
+    return device is not None and torch.device(device).type in ("cuda", _NAME)
 
 
 @contextmanager
@@ -560,7 +585,7 @@ def fake_cuda(rank: int = 0) -> Iterator[torch.device]:
         rank: index of the device. Ranks are processes that communicate over gloo.
     """
     global _device
-    register()
+    _register()
     _device = torch.device("cuda", rank)
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # for torch.tensor(values, device=...)
@@ -573,6 +598,20 @@ def fake_cuda(rank: int = 0) -> Iterator[torch.device]:
                 stack.enter_context(patch.object(owner, name, value))
         with _Factories():  # type: ignore[no-untyped-call]
             yield _device
+
+
+@cache
+def _register() -> None:
+    """Register the device type. Cached, because torch supports one Python device per process."""
+    setup: Callable[..., None] = backend_registration._setup_privateuseone_for_python_backend
+    setup(_NAME, backend_module=_Unavailable())
+
+
+class _Unavailable(backend_registration._DummyBackendModule):
+    """Backend module that reports no available device, so that other code does not choose it."""
+
+    def is_available(self) -> bool:
+        return False
 
 
 def _replacements() -> Iterator[tuple[Any, dict[str, Any]]]:

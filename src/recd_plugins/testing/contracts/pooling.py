@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.contracts.plugin import PluginContract
-from recd_plugins.testing.fake_device import fake_device
+from recd_plugins.testing.fake_cuda import fake_cuda
 
 _LENGTHS = [3, 0, 1, 3, 7, 0]
 #: Row lengths of each group: mixed, very different, all empty, equal, and no rows.
@@ -223,7 +223,7 @@ def _on_another_device(_rank: int, _world_size: int, plugin: Pooling, dim: int) 
         inverse = torch.tensor(_INVERSE, device=device)
         return plugin.pool_for(on, moved, _targets(dim).to(device), inverse)
 
-    with fake_device() as device:
+    with fake_cuda() as device:
         modules, sequences = _modules(plugin, dim, num_features=3), _group(_LENGTHS, dim)
         found = pooled(device)
         assert found.device == device

@@ -1,4 +1,4 @@
-"""The fake device keeps to itself, and what is ours runs on it."""
+"""The fake CUDA device rejects CPU tensors, and deduplication runs on it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.coalesced.input_dist import unique_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.testing.fake_device import fake_device
+from recd_plugins.testing.fake_cuda import fake_cuda
 
 
 def _a_step(rank: int, world_size: int) -> None:
-    with fake_device() as device:
+    with fake_cuda() as device:
         layer, features = nn.Linear(3, 2), torch.randn(4, 3)
         moved = nn.Linear(3, 2).to(device)
         moved.load_state_dict(layer.state_dict())
@@ -31,7 +31,7 @@ def _a_step(rank: int, world_size: int) -> None:
 
 
 def _makers_of_tensors(rank: int, world_size: int) -> None:
-    with fake_device() as device:
+    with fake_cuda() as device:
         made = [torch.tensor([0, 1], device=device), torch.arange(2, device=device)]
         made += [torch.zeros_like(made[0]).add_(made[1]), made[0].new_tensor([0, 1])]
         assert [each.device for each in made] == [device] * 4
@@ -41,9 +41,9 @@ def _makers_of_tensors(rank: int, world_size: int) -> None:
 
 
 def _devices_do_not_mix(rank: int, world_size: int) -> None:
-    with fake_device() as device:
+    with fake_cuda() as device:
         there, here = torch.arange(3, device=device), torch.arange(3)
-        with pytest.raises(RuntimeError, match=r"aten.add.Tensor got tensors on fake_device"):
+        with pytest.raises(RuntimeError, match=r"aten.add.Tensor got tensors on cuda:0"):
             there + here
         with pytest.raises(RuntimeError, match=r"index_select"):
             there.index_select(0, here)
@@ -56,7 +56,7 @@ def _devices_do_not_mix(rank: int, world_size: int) -> None:
 
 
 def _summed(rank: int, world_size: int) -> list[float]:
-    with fake_device() as device:
+    with fake_cuda() as device:
         ours = torch.full((2,), float(rank), device=device)
         dist.all_reduce(ours)
         theirs = torch.empty(2, device=device)
@@ -79,7 +79,7 @@ KJT = KeyedJaggedTensor(
 def _deduplicated_batches(rank: int, world_size: int) -> None:
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(KJT, [["a", "b"]])
     partial = PartialInverseKeyedJaggedTensor.from_kjt(KJT)
-    with fake_device() as device:
+    with fake_cuda() as device:
         for batch in (ikjt, partial):
             moved, back = batch.to(device), batch.to_kjt()
             found = moved.to_kjt()
@@ -90,7 +90,7 @@ def _deduplicated_batches(rank: int, world_size: int) -> None:
 
 def _unique_ids(rank: int, world_size: int) -> None:
     ids = torch.tensor([7, 3, 7, 5, 5])
-    with fake_device() as device:
+    with fake_cuda() as device:
         found = unique_ids(ids.to(device), [3, 2])
         assert found.ids.device == found.inverse.device == device
         assert (found.ids.tolist(), found.counts) == ([3, 7, 5], [2, 1])
