@@ -86,10 +86,7 @@ def read_yaml(
 ) -> Document:
     """Parse a YAML file that contains a mapping. YAML tags are errors, since tags can run code.
 
-    Args:
-        path: the file.
-        first: usual first keys of the file, for error messages.
-        text: text to parse instead of reading the file.
+    ``first`` are usual first keys of the file, for messages. ``text`` replaces the file's content.
 
     Raises:
         RegistryError: the file cannot be read, is not YAML, is too large, or has tags or duplicate

@@ -163,16 +163,11 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 
 
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
-    """Return a copy with another plugin in the first enabled ``sharding`` entry.
+    """Return a copy with the plugin ``name`` in the first enabled ``sharding`` entry.
 
     The options come from an entry with this plugin and the same ``tables``, even a disabled one.
-    Without such an entry, the defaults apply. If the plugin is a chooser with an enabled entry,
-    that entry also provides the tables.
-
-    Args:
-        document: parsed ``registry.yaml``.
-        name: name of the new plugin.
-        chooses: whether the plugin is a chooser. A chooser is added if no entry is enabled.
+    Without such an entry, the defaults apply. If the plugin is a chooser (``chooses``) with an
+    enabled entry, that entry also provides the tables. A chooser is added if no entry is enabled.
 
     Raises:
         RegistryError: no entry is enabled, and the plugin is not a chooser.
@@ -380,12 +375,8 @@ def schema_problems(
 ) -> list[Problem]:
     """Convert a pydantic error to a list of errors with line numbers.
 
-    Args:
-        document: parsed YAML file.
-        base: location of the validated value in the file.
-        model: pydantic model of the validated value.
-        what: noun for a key of the value, such as ``key`` or ``option of 'acme.hash'``.
-        error: error that pydantic raised.
+    ``base`` is the location of the validated value in the file. ``what`` is a noun for a key of the
+    value, such as ``key`` or ``option of 'acme.hash'``.
     """
     data: Any = document.data
     for part in base:

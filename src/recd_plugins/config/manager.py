@@ -149,9 +149,7 @@ class PluginManager:
     def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
         """Call a hook of all packages and files, and pass each returned item to ``add``.
 
-        Args:
-            hook: name of a hook whose implementations return lists.
-            add: function of an item and its origin. Raises PluginError to reject the item.
+        ``add`` is a function of an item and its origin, and raises PluginError to reject the item.
 
         Raises:
             PluginError: a plugin file failed. Failed packages are added to ``broken``.

@@ -478,10 +478,8 @@ def registry_spec(
 ) -> type[RegistrySpec]:
     """Return the schema of ``registry.yaml`` with a section for each plugin kind.
 
-    Args:
-        kinds: plugin kinds.
-        data: content of the file. Its section ``model`` selects the schema of that section.
-        needs_data: whether the sections ``dataset`` and ``converter`` are required.
+    The section ``model`` in ``data``, the content of the file, selects the schema of that section.
+    ``needs_data`` makes the sections ``dataset`` and ``converter`` required.
     """
     written = {} if data is None else data.get("model")
     plugin = isinstance(written, dict) and not written.keys().isdisjoint(PluginSpec.model_fields)

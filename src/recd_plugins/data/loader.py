@@ -142,10 +142,7 @@ _END: Any = object()
 class DataLoader:
     """Iterates over one rank's batches from the current position to the end of the epoch.
 
-    Args:
-        reader: dataset reader at the start position.
-        feed: source of the batches. Closing the loader closes the feed.
-        pin_memory: whether to copy batches to pinned memory.
+    Closing the loader closes ``feed``, the source of the batches.
     """
 
     def __init__(self, reader: Reader, feed: Feed, pin_memory: bool) -> None:
@@ -207,15 +204,8 @@ def build_dataloader(
     """Build a data loader for this rank's share of a split, with ``training.batch_size`` rows.
 
     Batches are in host memory, pinned for a CUDA ``device``. Reader processes
-    (``training.workers``) and ingestion plugins produce the same batches as this process.
-
-    Args:
-        registry: config with dataset, converter, preprocessing and training section.
-        rank: rank of this process.
-        world_size: number of ranks that share the split.
-        split: split of the dataset.
-        device: device of the model.
-        prepared: the prepared model. None selects the built-in model, without checks of ids.
+    (``training.workers``) and ingestion plugins produce the same batches as this process. If
+    ``prepared`` is None, the loader is for the built-in model and does not check ids.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -263,15 +253,8 @@ class EveryRow:
 
     Full batches of ``training.batch_size`` rows come from the dataset's reader, without wrappers.
     The remaining rows are distributed over the ranks. Copies of the last row fill the last batch,
-    since kernels may need a fixed batch size.
-
-    Args:
-        prepared: the prepared model.
-        rank: rank of this process.
-        world_size: number of ranks.
-        split: split of the dataset.
-        device: device of the model.
-        sessions: whether to read the session column, if the dataset has one.
+    since kernels may need a fixed batch size. ``sessions`` reads the session column, if there is
+    one.
     """
 
     def __init__(

@@ -69,9 +69,8 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
 def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Sharding]) -> Placement:
     """Return the features of each ModelInput tensor: pooled, replicated and sequence features.
 
-    Args:
-        modules: ``embedding_modules`` of the model.
-        sharding: sharding plugins, keyed by table name.
+    ``modules`` are the ``embedding_modules`` of the model; ``sharding`` has a plugin per table
+    name.
 
     Raises:
         ExactnessError: some tables of a module are replicated, and others are not.
@@ -176,10 +175,8 @@ class PreparedModel:
 class RegistryLookups(Lookups):
     """Computes the ids that samples look up in tables, after preprocessing. Picklable.
 
-    Args:
-        registry: config with dataset, converter and preprocessing.
-        tables: tables of the model; None if no model is prepared.
-        parts: table strategies of ``sharding`` and ``cache`` entries.
+    ``tables`` is None if no model is prepared. ``parts`` are strategies of sharding and cache
+    entries.
     """
 
     def __init__(

@@ -83,11 +83,8 @@ class _Block:
 class Preprocess:
     """Applies preprocessing steps to a batch, and only to unique rows of deduplicated features.
 
-    Features with the same steps are processed in one call per step.
-
-    Args:
-        steps: maps the feature name to its steps, in order.
-        dense: names of the dense features, in the order of ``Batch.dense_features``.
+    Features with the same steps are processed in one call per step. ``dense`` are the names of the
+    dense features, in the order of ``Batch.dense_features``.
     """
 
     def __init__(

@@ -59,13 +59,9 @@ History = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Assigns rows to ranks in every epoch.
+    """Assigns the rows of ``units``, such as Parquet row groups, to ranks in every epoch.
 
-    Args:
-        units: all units of the data, such as Parquet row groups, in order.
-        batch_size: rows per batch and rank.
-        shuffle: whether to shuffle the units for each epoch.
-        seed: seed of the shuffle.
+    A batch has ``batch_size`` rows per rank. ``shuffle`` shuffles the units for each epoch.
     """
 
     units: tuple[Unit, ...]

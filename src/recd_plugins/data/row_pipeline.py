@@ -33,13 +33,9 @@ T = TypeVar("T")
 class RowPipeline(Feed):
     """Converts batches of Arrow rows to model inputs. Picklable, for reader processes.
 
-    Creating a pipeline fits the converter and preprocessing steps that are not fitted yet.
-
-    Args:
-        registry: config with dataset, converter and preprocessing.
-        placement: features of each ModelInput tensor; None for the built-in model.
-        num_embeddings: maps the feature name to its table's number of rows, to check ids. Ids of
-            other features are not checked.
+    Creating a pipeline fits the converter and preprocessing steps that are not fitted yet. If
+    ``placement`` is None, model inputs are for the built-in model. ``num_embeddings`` maps features
+    to the rows of their tables, to check ids. Ids of other features are not checked.
 
     Raises:
         RegistryError: a table has fewer rows than the number of ids after preprocessing.

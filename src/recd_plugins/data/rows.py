@@ -27,12 +27,9 @@ _FINER = 8
 
 
 def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator[Rows]:
-    """Yield the rows in batches of ``size`` rows. Does not copy a batch within one part.
+    """Yield the rows in batches of ``size`` rows, and with ``rest`` a smaller last batch.
 
-    Args:
-        parts: rows, in parts of any size.
-        size: rows per batch.
-        rest: whether to yield the remaining rows as a smaller last batch.
+    Does not copy a batch within one part. Parts may have any size.
     """
     waiting: list[Rows] = []
     missing = size
@@ -137,10 +134,7 @@ def _take_dictionary(column: pa.DictionaryArray, rows: NDArray[np.int64]) -> pa.
 def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Iterator[Rows]:
     """Yield every row of a split once, in stored order.
 
-    Args:
-        dataset: the dataset, with or without wrappers.
-        split: split of the dataset.
-        batch_size: maximum number of rows per batch, if the dataset cannot ``scan``.
+    Batches have at most ``batch_size`` rows if the dataset cannot ``scan``.
     """
     if dataset.session_keys() is not None:
         yield from plugin_items(dataset, "scan", dataset.scan(split))

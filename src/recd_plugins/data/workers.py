@@ -47,10 +47,7 @@ _REMEDY = (
 class Workers(Feed):
     """Reader processes that produce the batches of one rank.
 
-    Args:
-        task: description of what the rank reads.
-        num_workers: number of processes.
-        pin_memory: whether a thread of the training process copies batches to pinned memory.
+    With ``pin_memory``, a thread of the training process copies batches to pinned memory.
     """
 
     def __init__(self, task: ReadTask, num_workers: int, pin_memory: bool) -> None:

@@ -28,13 +28,9 @@ def replace_kjts(
     """Return a batch with replaced KeyedJaggedTensors, or ``batch`` itself if none changed.
 
     Searches dicts, lists, tuples, dataclasses and other objects with attributes, and copies
-    containers of replaced tensors.
-
-    Args:
-        batch: any object.
-        replace: called with a path, such as ``batch['clicks'][0]``, and a KJT; returns a KJT.
-        path: path of ``batch``, for recursive calls.
-        above: ``id()`` of the objects that contain ``batch``, to detect cycles.
+    containers of replaced tensors. ``replace`` is called with a path, such as
+    ``batch['clicks'][0]``, and a KJT. Recursive calls pass the ``path`` of ``batch``, and the ids
+    of the objects ``above``.
     """
     if isinstance(batch, KeyedJaggedTensor):
         return replace(path, batch)

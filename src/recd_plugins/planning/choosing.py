@@ -163,13 +163,7 @@ def choose(
 ) -> tuple[RunConfig, PlanContext, Choice | None]:
     """Replace a chooser entry, such as ``use: auto``, by the sharding entries that it chooses.
 
-    Rank 0 runs the chooser, and all ranks must call this function.
-
-    Args:
-        registry: run config, with or without a chooser entry.
-        model: unprepared model; stays unchanged.
-        modules: ``embedding_modules`` of the model.
-        context: plan context of the model.
+    Rank 0 runs the chooser, and all ranks must call this function. ``model`` stays unchanged.
 
     Returns:
         The run config with the chosen entries, its plan context, and a report of the choice (None
@@ -239,16 +233,10 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
 
 
 class DataOfChoices(TrainingData):
-    """Training data whose profile also covers tables that a chooser may coalesce.
+    """Training data whose ``profile`` also covers ``tables``, which a chooser may coalesce.
 
-    A chooser, such as ``use: auto``, searches sharding plugins for its tables.
-
-    Args:
-        data: training data of the model.
-        tables: tables of the chooser entry.
-        profile: replaces the profile of ``data``.
-        sample: maximum number of rows in which to count accesses; a small value overestimates hot
-            rows.
+    A chooser, such as ``use: auto``, searches sharding plugins for its tables. Accesses are counted
+    in at most ``sample`` rows; a small value overestimates hot rows.
     """
 
     def __init__(

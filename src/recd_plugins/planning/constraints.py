@@ -106,14 +106,13 @@ def table_constraints(
     Args:
         prepared: model with sharding and cache entries.
         tables: tables of the prepared model.
-        profile: lengths and dedupe factors of the features.
+        profile: profile of the features.
         device_type: ``cpu`` or ``cuda``.
-        optimizers: dict from table name to optimizer; default: the optimizer of ``training:``.
-        replicate: whether the planner may make tables data-parallel, for the dense optimizer to
-            train.
+        optimizers: optimizer of each table; default: the optimizer of ``training:``.
+        replicate: whether the planner may make tables data-parallel.
         exact: tables of this package's own sharders. Their data-parallel kernels on CPU support
             sequences and deduplicated batches.
-        wishes: the user's constraints, keyed by table name; they override values of ``profile``.
+        wishes: the user's constraints of each table; they override values of ``profile``.
         left: modules that TorchRec's own sharders shard.
 
     Raises:

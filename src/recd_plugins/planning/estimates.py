@@ -293,12 +293,8 @@ def step_rating(
     """Return a function that estimates the milliseconds of a step for a placement of shards.
 
     The function adds the time of the busiest rank and the time of collectives. TorchRec's own
-    rating ignores collectives, and therefore mixes sharding types within a module.
-
-    Args:
-        topology: topology of the ranks.
-        variable: names of pooled tables whose features may have fewer rows than a batch.
-        costs: measured costs, if known.
+    rating ignores collectives, and therefore mixes sharding types within a module. ``variable`` are
+    pooled tables whose features may have fewer rows than a batch.
     """
     costs = costs or StageCosts()
     ranks, on_cpu = topology.world_size, topology.compute_device == "cpu"

@@ -66,13 +66,9 @@ class RegistryData(TrainingData):
 def profile_of_modules(
     registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Sequence[Table] = ()
 ) -> DataProfile:
-    """Measure lengths, dedupe factors and distinct ids of a model's features.
+    """Measure lengths, dedupe factors and distinct ids of the features of unprepared ``modules``.
 
-    Args:
-        registry: run config with dataset, converter, preprocessing and sharding entries.
-        modules: ``embedding_modules`` of the unprepared model.
-        coalesced: tables to treat as coalesced (each distinct id is sent once), in addition to the
-            tables of sharding entries that coalesce.
+    ``coalesced`` tables (each distinct id is sent once) are added to those of sharding entries.
     """
     ours = [table for module in modules if module.ours for table in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours]) if ours else {}

@@ -152,13 +152,10 @@ class RegistryPlanner(ShardingPlanner):
         fast: bool = False,
         first: bool = False,
     ) -> Planned:
-        """Return the plan with its estimates.
+        """Return the plan of ``module``, which may be on the meta device, with its estimates.
 
-        Args:
-            module: may be on the meta device.
-            sharders: sharders of the modules in ``module``.
-            fast: try fewer proposals; the plan may be slightly worse.
-            first: return the first plan that fits.
+        ``fast`` tries fewer proposals; the plan may be slightly worse. ``first`` returns the first
+        plan that fits.
 
         Raises:
             NoPlanError: no plan fits into memory.

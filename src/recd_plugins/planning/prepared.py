@@ -187,14 +187,7 @@ def prepare_entries(
     context: PlanContext,
     device_type: str | None,
 ) -> Prepared:
-    """Apply the entries of a run config without a chooser to an unprepared ``model``.
-
-    Args:
-        registry: run config with the entries.
-        model: unprepared model; changed in place.
-        modules: ``embedding_modules`` of the model.
-        context: plan context for the table strategies.
-        device_type: device type of the tables, if known.
+    """Apply the entries of a run config without a chooser to an unprepared ``model``, in place.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries select the same one.
@@ -359,12 +352,8 @@ def apply_optimizers(
 ) -> None:
     """Apply optimizer entries to table parameters, as ``apply_optimizer_in_backward`` does.
 
-    Args:
-        registry: run config with optimizer, sharding and cache entries.
-        modules: ``embedding_modules`` of the prepared model.
-        tables: tables of the model before preparation.
-        device_type: device type of the tables, if known.
-        parts: dict from entry, such as "cache[0]", to its TableStrategy.
+    ``modules`` are those of the prepared model, and ``tables`` those before preparation. ``parts``
+    maps an entry, such as "cache[0]", to its TableStrategy.
 
     Raises:
         RegistryError: a pattern matches no table, two entries select the same table, or the

@@ -43,7 +43,7 @@ def measure_profile(
 
     Args:
         registry: run config with dataset, converter and preprocessing.
-        num_embeddings: dict from feature to its table's number of rows, to check ids.
+        num_embeddings: rows of each feature's table, to check ids.
         coalesced: tables whose ids are deduplicated before they are sent.
         others: further tables whose distinct ids are counted.
         least_rows: rows to read; at most 64 batches, or 8 for data with thousands of columns.

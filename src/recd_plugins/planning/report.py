@@ -127,13 +127,9 @@ class PlanReport:
     """Plans with and without plugins.
 
     Attributes:
-        topology: name of the topology.
-        spec: the topology.
-        profile: profile of the deduplicated data.
         plugins: the plan with plugins, as in ``recd run``.
         plain: TorchRec's plan without plugins; None if nothing fits.
         plain_problem: reason why there is no plan without plugins.
-        wire: value of ``training.wire``.
         chosen: report of a chooser such as ``use: auto``; None without a chooser.
     """
 

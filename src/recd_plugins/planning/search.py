@@ -131,12 +131,8 @@ def search(
 ) -> Placement | None:
     """Return the placement with the lowest rating; None if nothing fits.
 
-    Args:
-        options: options of all tables.
-        free: free memory of the ranks.
-        rate: function that returns the milliseconds of a step for a placement.
-        fast: whether to try only a few proposals.
-        first: whether to return the first placement that fits.
+    ``rate`` returns the milliseconds of a step for a placement. ``fast`` tries only a few
+    proposals. ``first`` returns the first placement that fits.
     """
     by_table: dict[str, list[Option]] = defaultdict(list)
     for option in options:

@@ -113,7 +113,7 @@ def estimate_step_cost(
     joined: bool = False,
     gloo: bool = False,
 ) -> list[StepCost]:
-    """Estimate the work of each rank in a training step.
+    """Estimate the work of each rank in a training step, as one ``StepCost`` per rank.
 
     Args:
         tables: all embedding tables of the model.
@@ -127,9 +127,6 @@ def estimate_step_cost(
         wire: ``training.wire``.
         joined: whether the ids of all modules are sent in one all-to-all.
         gloo: whether ranks use gloo, whose reduce-scatter is an all-reduce.
-
-    Returns:
-        One ``StepCost`` per rank.
     """
     local = local_world_size or world_size
     step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
@@ -170,13 +167,9 @@ def estimate_step_cost(
 
 
 def predict_stages(works: Sequence[StepCost], costs: StageCosts) -> StageTimes:
-    """Predict the mean seconds of each stage of a step.
+    """Predict the mean seconds of each stage of a step from the work of each rank.
 
     Faster ranks wait for slower ones in the all-to-all.
-
-    Args:
-        works: the work of each rank.
-        costs: measured or assumed costs of the machine.
     """
     ranks = [
         StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
@@ -248,16 +241,9 @@ def bytes_of_tables(
 ) -> dict[str, float]:
     """Return a dict from table to the bytes per step that all ranks send for its lookups.
 
-    The bytes include ids (input dist) and embeddings with their gradients (output dist).
-
-    Args:
-        tables: tables to count.
-        shardings: dict from table name to sharding.
-        profile: profile of the tables' features.
-        batch_size: rows per rank.
-        world_size: number of ranks.
-        parts: table strategies, whose ``sharded_share`` reduces the bytes.
-        wire_bytes: bytes per scalar sent between ranks.
+    The bytes include ids (input dist) and embeddings with their gradients (output dist), with
+    ``wire_bytes`` per scalar. ``batch_size`` is per rank. The ``sharded_share`` of ``parts``
+    reduces the bytes.
     """
     step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
     found = {}

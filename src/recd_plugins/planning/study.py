@@ -60,10 +60,7 @@ _MOST_ROWS = 2**31
 class ShardableModel:
     """A prepared model on the meta device, for one topology and batch size.
 
-    Attributes:
-        prepared: the model.
-        sharders: sharders of its embedding modules.
-        profile: lengths and dedupe factors of the features as the model receives them.
+    ``profile`` has the lengths and dedupe factors of the features as the model receives them.
     """
 
     prepared: Prepared
@@ -111,10 +108,7 @@ def with_plugins(
 ) -> ShardableModel:
     """Build the model of a run config and prepare it for planning, as ``recd run`` does.
 
-    Args:
-        registry: run config, not prepared.
-        topology: default: the ranks that ``recd run`` would start on this machine.
-        data: the training data, if it was already read.
+    The default of ``topology`` are the ranks that ``recd run`` would start on this machine.
 
     Raises:
         RecdError: the run config has no model, several tables have the same name, or the data is
@@ -141,12 +135,9 @@ def data_of_model(registry: RunConfig) -> RegistryData:
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1) -> tuple[int, int]:
-    """Return the largest batch size that fits, and the step of the search.
+    """Return the largest batch size that ``fits`` into memory, and the step of the search.
 
-    Args:
-        fits: function that returns whether a plan for a batch size fits into memory.
-        start: first batch size to try.
-        together: batch sizes are multiples of ``64 * together`` rows.
+    The search begins at ``start``. Batch sizes are multiples of ``64 * together`` rows.
 
     Raises:
         NoPlanError: the smallest batch size does not fit.
@@ -272,16 +263,9 @@ def report_side(
     compute: Compute,
     costs: StageCosts,
 ) -> VariantReport:
-    """Estimate memory and time of a plan.
+    """Estimate memory and time of a plan for batches of ``batch_size`` rows per rank.
 
-    Args:
-        candidate: the planned model.
-        planned: the model's plan.
-        spec: the topology.
-        batch_size: rows per rank.
-        batch_step: step of the batch size search; None without a search.
-        compute: dense compute of the model.
-        costs: measured or assumed costs of the machine.
+    ``batch_step`` is the step of the batch size search; None without a search.
     """
     prepared = candidate.prepared
     works = step_cost_of(

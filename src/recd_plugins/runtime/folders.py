@@ -29,9 +29,6 @@ _handles: set[int] = set()
 def try_lock(handle: int) -> bool:
     """Lock an open file. Return False if the file system does not support locks.
 
-    Args:
-        handle: file descriptor.
-
     Raises:
         BlockingIOError: another process has locked the file.
     """
@@ -49,15 +46,11 @@ def locked_folder(folder: Path, waits: Callable[[], None] | None = None) -> Iter
     """Create ``folder`` if needed and lock it. Yield whether the file system supports locks.
 
     The lock is released when this process ends, even if it is killed. Child processes do not
-    inherit the lock.
-
-    Args:
-        folder: the folder.
-        waits: called before waiting for another process that has the lock. If None, raises
-            RecdError instead of waiting.
+    inherit the lock. If another process has the lock, ``waits`` is called before waiting for it.
 
     Raises:
-        RecdError: another process has locked the folder. The message names the process.
+        RecdError: another process has locked the folder, and ``waits`` is None. The message names
+            the process.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK

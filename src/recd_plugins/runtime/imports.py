@@ -27,15 +27,11 @@ def without_collections() -> Iterator[None]:
 
 
 def optional_library(module: str, extra: str, what: str) -> Any:
-    """Import a module of an optional library and return it.
-
-    Args:
-        module: name of the module.
-        extra: name of the pip extra of recd-plugins that installs the library.
-        what: feature that needs the library, for the message.
+    """Import a module of an optional library, which ``pip install recd-plugins[extra]`` installs.
 
     Raises:
-        SetupError: the library is not installed. The message has the pip command to install it.
+        SetupError: the library is not installed. The message has the pip command to install it, and
+            names the feature ``what`` that needs it.
     """
     try:
         return import_module(module)

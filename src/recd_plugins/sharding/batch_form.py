@@ -186,11 +186,7 @@ def returns_unique_rows(module: Any) -> bool:
 
 
 def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> None:
-    """Raise an error if id weights need a gradient, or if a table has mean pooling.
-
-    Args:
-        features: weighted ids, the input of a module.
-        means: names of the module's tables with mean pooling.
+    """Check the id weights of ``features``. ``means`` are the module's tables with mean pooling.
 
     Raises:
         ExactnessError: the weights need a gradient, which TorchRec drops, or ``means`` is not
@@ -242,14 +238,11 @@ def fit_batches(
     needs_rows: bool = False,
     means: Sequence[str] | None = None,
 ) -> None:
-    """Make a sharded TorchRec module convert each input batch with ``form``.
+    """Make a sharded TorchRec module convert each input batch with ``form``, in place.
 
-    Args:
-        sharded: the module, changed in place.
-        form: converts the batches.
-        remaps: whether the module remaps ids and therefore needs int64 ids.
-        needs_rows: whether to refuse deduplicated batches without rows.
-        means: tables with mean pooling, to check with ``refuse_lost_weights``; None for no check.
+    ``remaps`` means that the module remaps ids and therefore needs int64 ids. ``needs_rows``
+    refuses deduplicated batches without rows. ``means`` are the tables for ``refuse_lost_weights``,
+    if any.
     """
     input_dist, look_up = sharded.input_dist, sharded.compute_and_output_dist
 

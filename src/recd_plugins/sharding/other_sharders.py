@@ -120,11 +120,9 @@ def other_sharders(
 ) -> list[ModuleSharder[nn.Module]]:
     """Return TorchRec's sharders for module types other than the two embedding collections.
 
-    Args:
-        base: the user's sharders, which replace TorchRec's default sharders.
-        bags: sharder for EmbeddingBagCollections inside other modules.
-        sequences: sharder for EmbeddingCollections inside other modules.
-        arguments: returns ``fused_params`` and codecs for a sharder inside a user's sharder.
+    Sharders in ``base`` replace TorchRec's. ``bags`` and ``sequences`` shard collections inside
+    other modules, with the ``fused_params`` and codecs that ``arguments`` returns for a user's
+    sharder.
     """
     codecs = bags.qcomm_codecs_registry
     around: list[Any] = [

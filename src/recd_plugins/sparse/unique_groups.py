@@ -37,10 +37,7 @@ def deduplicate(
 ) -> list[UniqueGroup]:
     """Return each group's distinct rows, which differ in a value or weight of any feature.
 
-    Args:
-        kjt: B rows of every feature.
-        groups: groups of feature names.
-        deduplicator: object whose working memory is reused. The default is a new object.
+    A given ``deduplicator`` reuses its working memory.
 
     Raises:
         ValueError: a feature is unknown, the KJT has a variable batch per feature (VBE), or the

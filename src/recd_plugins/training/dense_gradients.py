@@ -20,10 +20,7 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
 
     DistributedDataParallel rebuilds its buckets after the first step. The position of a gradient in
     its bucket determines the order in which three or more ranks sum it. A resumed run would
-    therefore differ by rounding from an uninterrupted one.
-
-    Args:
-        always_trained: whether every dense parameter gets a gradient in every step.
+    therefore differ by rounding. ``always_trained``: each parameter gets a gradient in every step.
     """
     if always_trained:
         return _DenseGradients(static_graph=False, find_unused_parameters=False)

@@ -24,10 +24,6 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
     All tables use the same update rule, ``training.optimizer``. For ``rowwise_adagrad``,
     data-parallel tables use TorchRec's RowWiseAdagrad, and other tables use FBGEMM's. Dense layers
     use ``training.dense_optimizer``.
-
-    Args:
-        dmp: the sharded model.
-        training: section ``training`` of the run config.
     """
     outside = dict(in_backward_optimizer_filter(dmp.named_parameters()))
     tables = {name for name in outside if in_embedding_module(dmp, name)}

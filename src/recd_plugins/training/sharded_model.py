@@ -80,14 +80,8 @@ def build_sharded_model(
 
     The initial weights depend only on the seed, not on variant and plan. The baseline trains the
     same model on plain KeyedJaggedTensors with TorchRec's own sharders. Its planner avoids
-    shardings that TorchRec trains incorrectly on CPU.
-
-    Args:
-        registry: run config.
-        variant: with plugins, or the baseline without them.
-        device: device of this rank.
-        sharders: sharders to use instead of the variant's own.
-        topology: topology of these ranks; default: that of this machine.
+    shardings that TorchRec trains incorrectly on CPU. ``sharders`` replace those of the variant.
+    The default ``topology`` is that of this machine.
     """
     schema = registry.dataset.schema()
     seen = {"the schema": schema, "the rows": identity_of_data(registry.dataset)}
