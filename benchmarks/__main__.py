@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from recd_plugins.report.plots import COLORS, plot_style
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.runtime.files import write_json, write_text
+from recd_plugins.runtime.files import write_json
 
 BENCHMARKS = {
     "train": "training on 2 ranks, with RecD deduplication vs. stock TorchRec",
@@ -43,11 +41,6 @@ _JSON = click.Option(
     ["--json", "json_path"],
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the report to this JSON file.",
-)
-_PLOT = click.Option(
-    ["--plot", "plot_path"],
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Plot the report to this SVG file.",
 )
 
 
@@ -82,21 +75,16 @@ def _command(name: str) -> click.Command:
     module = importlib.import_module(f"benchmarks.{name}")
     own: list[click.Parameter] = list(getattr(module, "OPTIONS", ()))
 
-    def measure(size: str, json_path: Path | None, plot_path: Path | None, **options: Any) -> None:
+    def measure(size: str, json_path: Path | None, **options: Any) -> None:
         try:
             found = report(name, size, **options)
         except RecdError as error:
             raise click.ClickException(str(error)) from error
-        bars = found.pop("bars")
         if json_path is not None:
             write_json(json_path, found)
-        if plot_path is not None:
-            _draw(plot_path, bars)
         _show(found)
 
-    return click.Command(
-        name, callback=measure, help=module.__doc__, params=[_SIZE, *own, _JSON, _PLOT]
-    )
+    return click.Command(name, callback=measure, help=module.__doc__, params=[_SIZE, *own, _JSON])
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -130,35 +118,6 @@ def _show(result: dict[str, Any]) -> None:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-@plot_style()
-def _draw(path: Path, charts: list[dict[str, Any]]) -> None:
-    from matplotlib.figure import Figure
-
-    if not charts:
-        raise click.ClickException("--plot: this benchmark has no chart. Remove --plot.")
-    heights = [0.8 + 0.35 * len(chart["labels"]) for chart in charts]
-    figure = Figure(figsize=(8, sum(heights)), layout="constrained")
-    rows = figure.subplots(len(charts), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, chart in zip(rows, charts, strict=True):
-        left = [0.0] * len(chart["labels"])
-        width = 0.8 if chart["stacked"] else 0.8 / len(chart["series"])
-        for number, (name, values) in enumerate(chart["series"].items()):
-            places = [at + (0 if chart["stacked"] else number * width) for at in range(len(values))]
-            color = COLORS[number % len(COLORS)]
-            axes.barh(places, values, width, left, label=name, color=color)
-            if chart["stacked"]:
-                left = [start + value for start, value in zip(left, values, strict=True)]
-        middle = 0 if chart["stacked"] else 0.4 - width / 2
-        axes.set_yticks([at + middle for at in range(len(chart["labels"]))], chart["labels"])
-        axes.set_xlabel(chart["unit"])
-        axes.set_title(chart["title"], loc="left")
-        axes.invert_yaxis()
-        axes.legend(frameon=False, fontsize=7)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    write_text(path, text.getvalue())
 
 
 if __name__ == "__main__":

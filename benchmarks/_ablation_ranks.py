@@ -98,13 +98,11 @@ class Job:
 
     Attributes:
         registries: registry file of the model for each table layout.
-        variants: variants of the model to train.
         num_batches: number of batches per rank, which are repeated. A variant with larger batches
             uses fewer.
         turns: timed turns of each variant. One more turn warms up.
         steps: timed steps per turn. One more step warms up.
         profiled: number of profiled turns of each variant.
-        device: ``cpu`` or ``cuda``.
     """
 
     registries: Mapping[str, Path]
@@ -189,7 +187,8 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             found.pooling = {
                 stage: sum(s[stage] for s in shares) / len(shares) for stage in shares[0]
             }
-        memory = from_every_rank((trainer.static_bytes(), trainer.profiled.memory()))
+        held = static_bytes(trainer.dmp, trainer.optimizer)
+        memory = from_every_rank((held, trainer.profiled.memory()))
         found.static_bytes, of_step = max(memory, key=lambda each: each[0] + each[1].peak)
         found.peak_bytes, found.mean_bytes = of_step.peak, of_step.mean
         found.losses = trainer.losses()
@@ -211,8 +210,6 @@ def _try(variant: Variant, job: Job, device: torch.device) -> tuple[_Trainer | N
 
 
 class _Trainer(RankTrainer):
-    """Trainer of one variant on this rank."""
-
     def __init__(
         self, registry: RunConfig, variant: Variant, device: torch.device, num_batches: int
     ) -> None:
@@ -276,9 +273,6 @@ class _Trainer(RankTrainer):
                 self.steps(1)
         if self._device.type == "cpu":
             self.pooling_shares.append(_pooling_shares(lambda: self.steps(1)))
-
-    def static_bytes(self) -> int:
-        return static_bytes(self.dmp, self.optimizer)
 
 
 def _sharders(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn.Module]] | None:

@@ -103,12 +103,9 @@ def _power_laws(
 ) -> list[PowerLaw]:
     """Fit a power law to each row range that ends at one of ``stops``.
 
-    Args:
-        stops: last row of each range.
-        accesses: total accesses per sample in each range.
-        first: accesses per sample of the last row of the first range.
-
-    The most popular rows, before the first law starts, are accessed once per sample.
+    ``accesses`` are the total accesses per sample in each range, and ``first`` those of the last
+    row of the first range. The most popular rows, before the first law starts, are accessed once
+    per sample.
     """
 
     def head(exponent: float) -> PowerLaw:

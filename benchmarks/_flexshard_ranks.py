@@ -86,7 +86,6 @@ class Popularity:
 
     @property
     def length(self) -> float:
-        """Expected number of ids per sample."""
         return float(self.probabilities.sum())
 
     def swapped(self, share: float, seed: int) -> Popularity:
@@ -137,8 +136,7 @@ class Trained:
         sent: bytes sent per step, averaged over ranks and keyed by collective and row tier.
         seconds: wall time of a step, one value per turn.
         losses: loss of each step, averaged over ranks.
-        hot: number of rows replicated on every rank, summed over tables.
-        flex: number of rows replicated in every node, summed over tables.
+        hot, flex: number of rows replicated on every rank, and in every node, over all tables.
     """
 
     sent: Mapping[Traffic, float] = field(default_factory=dict)
@@ -161,13 +159,8 @@ class Trained:
 class OneTable:
     """Job that trains one table, with row-wise sharding and with row tiers.
 
-    Attributes:
-        popularity: access frequency of each row.
-        embedding_dim: embedding dimension.
-        batch_size: samples per rank.
-        num_batches: batches per rank; every variant trains on all of them.
-        turns: number of timed turns, with one step of each variant per turn.
-        sides: row tiers keyed by variant name; None means TorchRec's row-wise sharding.
+    ``batch_size`` and ``num_batches`` are per rank. A timed turn has one step of each variant.
+    ``sides`` maps the name of a variant to its row tiers; None means TorchRec's row-wise sharding.
     """
 
     popularity: Popularity
@@ -268,8 +261,6 @@ class Drift:
 
     Attributes:
         popularity: access frequency of each row in the first phase.
-        embedding_dim: embedding dimension.
-        batch_size: samples per rank.
         tiers: row tiers planned for the first phase.
         phases: number of phases. After each phase, popularity changes.
         retier_every: steps between updates of the tiers. A phase has twice as many steps.
@@ -327,11 +318,8 @@ def _pipeline(
 ) -> object:
     """Return a train pipeline of a model with one table and the same initial weights each time.
 
-    Args:
-        rows: number of table rows.
-        dim: embedding dimension.
-        tiers: row tiers of the table; None means TorchRec's row-wise sharder.
-        retier_every: steps between updates of the tiers; None keeps the tiers.
+    Without ``tiers``, TorchRec's row-wise sharder shards the table. ``retier_every`` is the number
+    of steps between updates of the tiers; None keeps the tiers.
     """
     torch.manual_seed(_TRAINING.seed)
     model = DLRM(

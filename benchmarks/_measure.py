@@ -53,25 +53,6 @@ class Detail:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Bar chart that ``--plot`` draws.
-
-    Attributes:
-        title: title of the chart.
-        unit: unit of the horizontal axis.
-        labels: label of each bar.
-        series: one value per label, keyed by series name.
-        stacked: whether to stack the series in one bar.
-    """
-
-    title: str
-    unit: str
-    labels: list[str]
-    series: dict[str, list[float]]
-    stacked: bool = False
-
-
-@dataclass(frozen=True)
 class Findings:
     """Report of one benchmark."""
 
@@ -79,14 +60,12 @@ class Findings:
     figures: list[Figure]
     details: list[Detail] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    bars: list[Bars] = field(default_factory=list)
 
     def add(self, other: Findings) -> None:
-        """Append the figures, tables, notes and charts of another report."""
+        """Append the figures, tables and notes of another report."""
         self.figures.extend(other.figures)
         self.details.extend(other.details)
         self.notes.extend(other.notes)
-        self.bars.extend(other.bars)
 
 
 def higher(figure: str, samples: Sequence[float] | float, unit: str = "ratio", **of: Any) -> Figure:

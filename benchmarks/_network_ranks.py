@@ -39,11 +39,10 @@ class Job:
     """Job description that is pickled and sent to the ranks.
 
     Attributes:
-        registries: registry file of each variant, keyed by name.
+        registries: registry file of each variant.
         stock: names of variants that use TorchRec's sharders.
         as_stock: names of variants that use sharders of recd-plugins but send the same bytes as
             TorchRec, which has no such sharders on CPU.
-        ranks_per_node: ranks per node.
         num_batches: number of batches per rank, which are repeated.
         turns: minimum number of turns of each variant.
         steps: timed steps per turn. One more step warms up.
@@ -134,16 +133,12 @@ def _sent(side: RankTrainer, counts_links: bool) -> float:
     """Return the bytes per step on this node's link, measured over all batches."""
     side.steps(1)  # fills the pipeline, because prefetching sends bytes, too
     dist.barrier()
-    before = _link(counts_links)
+    before = link_bytes() if counts_links else LinkBytes(0, 0)
     dist.barrier()
     side.steps(len(side.batches))
     dist.barrier()
-    link = _link(counts_links).since(before)
+    link = link_bytes().since(before) if counts_links else before
     return max(link.sent, link.received) / len(side.batches)
-
-
-def _link(counts_links: bool) -> LinkBytes:
-    return link_bytes() if counts_links else LinkBytes(0, 0)
 
 
 def main() -> None:

@@ -15,12 +15,9 @@ from benchmarks._measure import mean_over_ranks
 
 
 class RankTrainer:
-    """One sharded model on this rank.
+    """One sharded model on this rank, trained by a pipeline of TorchRec or of recd-plugins.
 
-    Args:
-        pipeline: a train pipeline of TorchRec or of recd-plugins.
-        batches: batches of this rank, which are repeated.
-        device: device of the model.
+    The batches of this rank are repeated.
     """
 
     def __init__(self, pipeline: Any, batches: Sequence[Any], device: torch.device) -> None:

@@ -76,7 +76,6 @@ class Job:
 
     Attributes:
         rows: number of rows of each table, keyed by table name ``t_FEATURE``.
-        embedding_dim: embedding dimension.
         bottom, top: widths of DLRM's hidden dense layers; the output widths are added.
         ids: int64 ``[batches, features, batch_size]``.
         hot_rows: cached rows of each table, most popular first.
@@ -95,7 +94,6 @@ class Job:
 
     @property
     def features(self) -> list[str]:
-        """Feature names."""
         return [table.removeprefix("t_") for table in self.rows]
 
 
@@ -160,7 +158,6 @@ def _train_host(job: Job) -> Trained:
 
 
 def _train_sharded(job: Job, side: Variant) -> Trained:
-    """Train a variant with sharded tables."""
     device = torch.device(job.device)
     dmp = _sharded_model(job, side, device)
     pipeline = build_train_pipeline(dmp, build_optimizer(dmp, TRAINING), device)
@@ -223,8 +220,6 @@ def _batches(job: Job) -> Iterator[ModelInput]:
 
 
 class _ClickModel(nn.Module):
-    """DLRM with any embedding module."""
-
     def __init__(self, job: Job, embeddings: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.embeddings, self.dense = embeddings, _Dense(job, device)
@@ -263,9 +258,7 @@ class _Dense(nn.Module):
 class _HostEmbeddings(nn.Module):
     """FBGEMM tables in host memory, whose embeddings are copied to a device.
 
-    Attributes:
-        bytes_read: bytes of embeddings copied to the device.
-        bytes_written: bytes of gradients copied back.
+    Counts the bytes of embeddings copied to the device, and of gradients copied back.
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
@@ -289,7 +282,6 @@ class _HostEmbeddings(nn.Module):
         self.bytes_read = self.bytes_written = 0
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Look up pooled embeddings and copy them to the device."""
         embedded = self.kernel(features.values(), features.offsets())
         self.bytes_read += embedded.nbytes
         embedded.register_hook(self._count_gradient)

@@ -19,7 +19,6 @@ import torch
 
 from benchmarks._ablation_ranks import Job, Measured, Variant, measure
 from benchmarks._measure import (
-    Bars,
     Detail,
     Device,
     Figure,
@@ -94,7 +93,6 @@ _RUNS: dict[tuple[Device, Size], _Run] = {
 
 
 def run(size: Size, only: str | None = None, device: Device = "cpu") -> Findings:
-    """Train all variants of each model and compare them."""
     check_device(device)
     run = _RUNS[device, size]
     # One rank per device, at most two.
@@ -146,26 +144,12 @@ class Ablation:
     measured: Mapping[str, Measured]
 
     def findings(self) -> Findings:
-        """Return the figures, tables and bar chart of the model."""
+        """Return the figures and tables of the model."""
         rows = [variant for variant in _VARIANTS if self._has(variant)]
-        speedups = [statistics.median(self._speedups(variant)) for variant in rows]
-        return Findings(
-            "",
-            self.figures(),
-            [self._time_table(rows), self._work_table(rows)],
-            self._notes(),
-            [
-                Bars(
-                    self.model,
-                    "samples per second relative to the baseline",
-                    [v.name for v in rows],
-                    {"": speedups},
-                )
-            ],
-        )
+        tables = [self._time_table(rows), self._work_table(rows)]
+        return Findings("", self.figures(), tables, self._notes())
 
     def figures(self) -> list[Figure]:
-        """Return all figures of the model."""
         goal, paper, paper_in_all = _GOALS[self.model]
         before, after = self._of(BASELINE), self._of(DEDUP)
         gains: dict[str, list[float]] = {

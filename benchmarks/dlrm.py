@@ -67,13 +67,8 @@ _TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.1)
 class Job:
     """Job description that is pickled and sent to the rank.
 
-    Attributes:
-        rows: rows of each table.
-        batch_size: samples per batch.
-        max_lookups: the number of ids per lookup is uniform between 1 and this.
-        batches: number of batches, which are repeated.
-        turns: timed turns of each program. One more turn warms up.
-        steps: steps per turn.
+    The number of ids per lookup is uniform between 1 and ``max_lookups``. Batches are repeated. One
+    turn more than ``turns`` warms up.
     """
 
     rows: int
@@ -101,7 +96,6 @@ class Measured:
 
 
 def run(size: Size, only: Architecture | None = None, device: Device = "cpu") -> Findings:
-    """Measure both programs for each architecture."""
     check_device(device)
     job, architectures = _JOBS[size], (only,) if only else ARCHITECTURES
     figures: list[Figure] = []

@@ -32,7 +32,7 @@ from benchmarks._flexshard_ranks import (
     measure_one_table,
     measure_sessions,
 )
-from benchmarks._measure import Bars, Detail, Findings, Size, higher, lower, max_abs_diff, ratios
+from benchmarks._measure import Detail, Findings, Size, higher, lower, max_abs_diff, ratios
 from recd_plugin_flexshard.planning import TableDemand, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugins.config.from_file import load_registry
@@ -91,12 +91,9 @@ class _Sizes:
 
     Attributes:
         nodes: number of nodes with two ranks each.
-        scale: divisor of rows and batch size in ``rm2``.
-        dim: embedding dimension in ``rm2``.
-        batches, turns: batches and timed turns in ``rm2``.
-        features: pattern of the sequence features in ``joint``.
-        session_batch, session_batches, session_turns: batch size per rank, batches and turns in
-            ``joint``.
+        scale, dim, batches, turns: divisor of rows and batch size, embedding dimension, batches and
+            timed turns in ``rm2``.
+        features: pattern of the sequence features in ``joint``. ``session_batch`` is per rank.
         profiled: rows of the separate table that is profiled for ``joint``.
         drift_scale, phases, retier_every: scale and schedule of ``drift``.
     """
@@ -124,7 +121,6 @@ _SIZES: dict[Size, _Sizes] = {
 
 
 def run(size: Size, only: str | None = None) -> Findings:
-    """Measure all parts, or the part ``only``."""
     sizes, parts = _SIZES[size], (only,) if only else PARTS
     words = {
         "rm2": f"a table like RM-2's with rows and batch divided by {sizes.scale}",
@@ -291,6 +287,3 @@ def _report(found: Findings, part: str, trained: Mapping[str, Trained]) -> None:
     headings = ["", "all-to-all, MB", "other collectives, MB", "saved", "step time"]
     headings += ["hot rows", "flex rows"] if part == "joint" else []
     found.details.append(Detail(f"{part}: per rank and step", headings, rows))
-    series = {"all-to-all": [row[1] for row in rows], "other": [row[2] for row in rows]}
-    names = [row[0] for row in rows]
-    found.bars.append(Bars(part, "MB sent per rank and step", names, series, stacked=True))

@@ -119,7 +119,6 @@ class Counted:
 def run(
     size: Size, device: HostDevice = "fake-cuda", only: str | None = None, places: bool = False
 ) -> Findings:
-    """Count the events of all variants."""
     if device == "cuda":
         check_device("cuda")
     names = [only] if only else ["demo_dedup", "scars_cached"] if size == "tiny" else [*VARIANTS]

@@ -27,7 +27,6 @@ import click
 from ruamel.yaml import YAML
 
 from benchmarks._measure import (
-    Bars,
     Detail,
     Figure,
     Findings,
@@ -128,7 +127,6 @@ class Cell:
         return f"{self.workload} {self.nodes} {self.rate}"
 
     def num_ranks(self) -> tuple[int, int]:
-        """Return the number of nodes, and of ranks per node."""
         nodes, _, ranks_per_node = self.nodes.partition("x")
         return int(nodes), int(ranks_per_node)
 
@@ -140,7 +138,6 @@ class Cell:
         return float(self.rate[:-4]) * _UNITS[self.rate[-4:]] / 8
 
     def rows_and_batch(self, size: Size) -> tuple[int, int]:
-        """Return the number of table rows and the batch size per rank."""
         if self.workload == "rm1" and size != "reference":
             # With plain batches of 128, each of four nodes would send 50 MB per step.
             return 4_096, 32
@@ -154,7 +151,6 @@ def run(
     rate: Sequence[str] = ("200mbit",),
     side: Sequence[str] = (),
 ) -> Findings:
-    """Measure each combination of workload, nodes and rate."""
     if (why := unavailable()) is not None:
         raise SetupError(f"benchmark network: {why}")
     if size == "tiny":
@@ -226,11 +222,8 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
         )
     headings = ["", "ms per step", "speedup over best stock", "MB per link", "MB over best stock"]
     headings += ["link, ms", "processors, ms"]
-    names = [str(row[0]) for row in rows]
-    times = {cell.rate: [median[name] * 1e3 for name in names]}
-    bars = Bars(str(cell), "ms per step", names, times)
     figures = list(_figures(str(cell).replace(" ", "_"), trained, speedups))
-    return Findings("", figures, [Detail(str(cell), headings, rows)], notes, [bars])
+    return Findings("", figures, [Detail(str(cell), headings, rows)], notes)
 
 
 def _figures(

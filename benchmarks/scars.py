@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._measure import (
-    Bars,
     Detail,
     Device,
     Findings,
@@ -80,7 +79,6 @@ _SIZES: dict[Size, tuple[int, int, int, int]] = {
 
 
 def run(size: Size, scale: int | None = None, device: Device = "cpu") -> Findings:
-    """Train all variants in alternating turns."""
     check_device(device)
     own_scale, batches, warmup, turns = _SIZES[size]
     scale = scale or own_scale
@@ -138,12 +136,7 @@ def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan)
             ]
         )
     headings = ["", "MB read", "MB written", "MB predicted", "rows", "misses", "ms"]
-    moved = [name for name in trained if counted[name]]
-    series = {"counted": [counted[name] / 1e6 for name in moved]}
-    bars = Bars("scars", "host memory traffic per step, MB", moved, series)
-    return Findings(
-        workload, figures, [Detail("host memory traffic per step", headings, rows)], bars=[bars]
-    )
+    return Findings(workload, figures, [Detail("host memory traffic per step", headings, rows)])
 
 
 def _predicted(name: str, side: Variant, plan: CachePlan) -> float:

@@ -47,7 +47,6 @@ class LinkBytes:
     received: int
 
     def since(self, before: LinkBytes) -> LinkBytes:
-        """Return the difference from an earlier reading."""
         return LinkBytes(self.sent - before.sent, self.received - before.received)
 
 
@@ -136,10 +135,8 @@ class ShapedNetwork:
     ) -> list[list[str]]:
         """Return the torchrun command line of each node to start ``command`` on all ranks.
 
-        Args:
-            command: a program with arguments, or a Python module or script to use with ``options``.
-            ranks_per_node: number of processes per node.
-            options: further torchrun options; ``--no-python`` if empty.
+        The command is a program with arguments. With further torchrun ``options`` instead of
+        ``--no-python``, it is a Python module or script.
         """
         return [
             [
@@ -156,14 +153,10 @@ class ShapedNetwork:
     def start(
         self, commands: Sequence[Sequence[str]], logs: Path, environment: Mapping[str, str] = {}
     ) -> list[subprocess.Popen[bytes]]:
-        """Start a command on each node.
+        """Start one command line on each node, with additional variables in ``environment``.
 
         Sets MASTER_ADDR, MASTER_PORT, NODE_RANK, NODES and GLOO_SOCKET_IFNAME for the commands.
-
-        Args:
-            commands: one command line per node.
-            logs: folder for the output; node 2 appends to ``node2.log``.
-            environment: additional environment variables.
+        Node 2 appends its output to ``node2.log`` in the folder ``logs``.
         """
         # Ranks compare host names to find out whether they share a machine.
         named = 'hostname "$0" && exec "$@"'
@@ -201,7 +194,6 @@ class ShapedNetwork:
         return [program.wait() for program in self.start(commands, logs, environment)]
 
     def address(self, node: int) -> str:
-        """Return the IP address of a node."""
         return f"{_SUBNET}.{node + 1}"
 
     def counters(self) -> list[LinkBytes]:
