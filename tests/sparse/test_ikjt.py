@@ -120,17 +120,3 @@ def test_moves_between_devices_and_through_pytrees():
     leaves, spec = pytree.tree_flatten({"x": ikjt})
     assert len(leaves) == 4
     assert_same_kjt(pytree.tree_unflatten(leaves, spec)["x"].to_kjt(), kjt)
-
-
-def test_other_values_for_the_same_rows():
-    ikjt = InverseKeyedJaggedTensor(
-        keys=["a"],
-        values=torch.tensor([1, 2, 3]),
-        inverse_lookup=torch.tensor([0, 1, 0]),
-        weights=torch.tensor([0.5, 0.25, 1.0]),
-        lengths=torch.tensor([1, 2]),
-    )
-    other = ikjt.with_values(torch.tensor([10, 20, 30]))
-    assert other.to_kjt()["a"].values().tolist() == [10, 20, 30, 10]
-    assert other.weights().tolist() == [0.5, 0.25, 1.0]
-    assert ikjt.values().tolist() == [1, 2, 3]

@@ -266,12 +266,8 @@ def look_up_bags(
 ) -> Tensor:
     """Look up bags of ids with an FBGEMM kernel, as if its tables were a single table.
 
-    Args:
-        kernel: FBGEMM kernel for which ``fits_one_table`` is True. Bags are summed if the kernel
-            has no pooling.
-        features: ids of the kernel's features, in the order of the kernel.
-        offsets: bag offsets ``[num_bags + 1]``. A bag may only contain ids of one feature.
-        weights: weight of each id; None for unweighted ids.
+    ``kernel`` is a kernel for which ``fits_one_table`` is True. Bags are summed if it has no
+    pooling. A bag may only contain ids of one feature, and ``offsets`` are ``[num_bags + 1]``.
 
     Returns:
         ``[num_bags, embedding_dim]``.

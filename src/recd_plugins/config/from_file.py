@@ -122,8 +122,8 @@ def load_registry(
         document=document,
         # Without sections of kinds, as readers unpickle it.
         spec=RegistrySpec(version=spec.version, model=model, training=spec.training),
-        dataset=data.get("dataset", NoDataset()),
-        converter=data.get("converter", NoConverter()),
+        dataset=data.get("dataset", NoDataset(PluginOptions())),
+        converter=data.get("converter", NoConverter(PluginOptions())),
         preprocessing=entries["preprocessing"],
         pooling=entries["pooling"],
         sharding=entries["sharding"],
@@ -141,8 +141,8 @@ def registry_without_file() -> RunConfig:
     return RunConfig(
         path=Path("wrap()"),
         spec=RegistrySpec(version=1),
-        dataset=NoDataset(),
-        converter=NoConverter(),
+        dataset=NoDataset(PluginOptions()),
+        converter=NoConverter(PluginOptions()),
         preprocessing=(),
         pooling=(),
         sharding=(),

@@ -24,7 +24,6 @@ from recd_plugins.interfaces import (
     Kind,
     Lookups,
     Plugin,
-    PluginOptions,
     Pooling,
     Preprocessing,
     Reader,
@@ -279,9 +278,6 @@ class NoDataset(Dataset):
 
     name = "none"
 
-    def __init__(self, options: PluginOptions | None = None) -> None:
-        super().__init__(options or PluginOptions())
-
     def prepare(self) -> NoReturn:
         raise SetupError(
             "this command needs training data, but the registry file has no dataset. Add the "
@@ -299,9 +295,6 @@ class NoConverter(Converter):
     """Placeholder if registry.yaml has no converter, because a script creates the batches."""
 
     name = "none"
-
-    def __init__(self, options: PluginOptions | None = None) -> None:
-        super().__init__(options or PluginOptions())
 
     def convert(self, *_: Any) -> NoReturn:
         raise AssertionError("without a dataset there is nothing to convert")

@@ -99,12 +99,10 @@ _known: WeakKeyDictionary[Dataset, dict[Any, Counts]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Reads:
-    """Ids that one batch looks up in each table.
+    """Ids that one batch of ``samples`` rows looks up in each table.
 
-    Attributes:
-        samples: number of rows in the batch.
-        ids: maps the table name to the ids of each of its features, int64 ``[num_ids]``.
-        every_row: maps the table name to its number of ids before deduplication.
+    ``ids`` maps the table name to the ids of each of its features, int64 ``[num_ids]``.
+    ``every_row`` maps it to the number of ids before deduplication.
     """
 
     samples: int
@@ -196,14 +194,11 @@ def _ids_of_every_row(batch: Batch) -> dict[str, int]:
 
 
 def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
-    """Count the training rows with label 1 that contain each id of a feature.
+    """Count the training rows with label 1 that contain each id, int64 ``[num_embeddings]``.
 
-    Reads the whole training split once per process, and counts ids after preprocessing. Ids
-    outside the table are ignored. Without a dataset, all counts are 0, because a checkpoint
-    contains the counts.
-
-    Returns:
-        int64 ``[num_embeddings]``.
+    Reads the whole training split once per process, and counts ids after preprocessing. Ids outside
+    the table are ignored. Without a dataset, all counts are 0, because a checkpoint contains the
+    counts.
     """
     if isinstance(registry.dataset, NoDataset):
         return np.zeros(num_embeddings, np.int64)

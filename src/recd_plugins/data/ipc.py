@@ -35,11 +35,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 
 def encode(value: Any) -> np.ndarray:
-    """Serialize ``value`` with its CPU tensors. A tensor that occurs twice is written once.
-
-    Returns:
-        uint8 ``[bytes]``.
-    """
+    """Serialize ``value`` and its CPU tensors, each only once, to uint8 ``[bytes]``."""
     packing = _Packing(value)
     data = np.empty(packing.size, np.uint8)
     packing.write(torch.from_numpy(data))
@@ -49,8 +45,7 @@ def encode(value: Any) -> np.ndarray:
 def decode(buffer: Any) -> Any:
     """Deserialize a value. Its tensors are views of ``buffer`` and keep ``buffer`` alive.
 
-    Args:
-        buffer: bytes, memoryview or numpy array. Copied if not aligned to 8 bytes.
+    A buffer that is not aligned to 8 bytes is copied.
 
     Raises:
         SetupError: the encoding process had another version of this package, torch or torchrec.
@@ -70,11 +65,7 @@ def decode(buffer: Any) -> Any:
 
 
 def encode_to_file(value: Any) -> tuple[int, int]:
-    """Serialize ``value`` into an anonymous in-memory file (``memfd_create``).
-
-    Returns:
-        ``(file, size)``: the file descriptor, and the size in bytes.
-    """
+    """Serialize ``value`` into an in-memory file. Return its descriptor and size in bytes."""
     packing = _Packing(value)
     file = os.memfd_create("recd-block")
     os.ftruncate(file, packing.size)

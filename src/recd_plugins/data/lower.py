@@ -30,11 +30,10 @@ from recd_plugins.sparse.jagged import runs_of_equal_rows
 
 @dataclass(frozen=True)
 class StoredFeature:
-    """Stored rows of one feature, without duplicates if the feature is deduplicated.
+    """The ``num_rows`` stored rows of one feature, without duplicates if it is deduplicated.
 
     Attributes:
         jagged: the stored rows, or with ``segments`` a single row with all stored ids.
-        num_rows: number of stored rows.
         inverse: int64 ``[B]``, the stored row of each batch row; None if all B rows are stored.
         segments: range of stored ids of each row, for partial deduplication; otherwise None.
     """

@@ -269,10 +269,8 @@ class UnknownLookups(Lookups):
 class FirstRows:
     """The first batch of the training split, the same on every rank.
 
-    Attributes:
-        rows: the rows of the batch.
-        dataset: the dataset with the wrappers that ordered the rows.
-        left_out: entries of wrappers that were not applied, since they need a prepared model.
+    ``left_out`` are the entries of dataset wrappers that were not applied to ``dataset``, since
+    they need a prepared model.
     """
 
     rows: Rows

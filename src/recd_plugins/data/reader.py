@@ -29,11 +29,8 @@ from recd_plugins.runtime.errors import DataError
 class Unit:
     """Smallest range of rows that a file format reads, such as a Parquet row group.
 
-    Attributes:
-        file: index of the file.
-        group: index of the unit in its file.
-        first_row: 0-based number of the unit's first row in the file.
-        num_rows: number of rows, at least 1.
+    ``group`` is the index of the unit in the file with the index ``file``. ``first_row`` is the
+    0-based number of the unit's first row in this file.
     """
 
     file: int
@@ -185,8 +182,6 @@ class PlannedReader(Reader):
         read: function that reads row ranges, called in a thread unless ``ahead`` is 0.
         data: JSON values that identify the data. A loaded state must have the same values.
         what: description of data and split, for error messages.
-        rank: rank of this process.
-        world_size: number of ranks.
         ahead: number of batches that a thread prefetches.
 
     Raises:

@@ -81,10 +81,8 @@ class Condition(BaseModel):
 class RowFilter:
     """Filter for rows that satisfy all of several conditions.
 
-    Attributes:
-        columns: names of the columns that the conditions use.
-        expression: filter expression for ``pyarrow.dataset``.
-        floats: whether one of these columns contains floats, whose Parquet statistics omit NaN.
+    ``columns`` are the columns that the conditions use. ``floats`` is True if one of them contains
+    floats, whose Parquet statistics omit NaN.
     """
 
     def __init__(self, conditions: Sequence[Condition], schema: pa.Schema, where: object) -> None:

@@ -67,11 +67,7 @@ def concat_rows(parts: list[Rows]) -> Rows:
 
 
 class RowTable:
-    """Rows in memory, with selection by index.
-
-    Args:
-        parts: one or more parts with the same schema.
-    """
+    """Rows in memory, with selection by index. All ``parts`` have the same schema."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._data = concat_batches([part.data for part in parts])

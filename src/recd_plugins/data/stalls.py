@@ -31,7 +31,6 @@ class Stalls:
     """Mean time per step that the trainer waits for batches.
 
     Attributes:
-        steps: number of steps, with one batch each.
         step_seconds: wall time of a step, including waits.
         seconds: maps each cause in ``STALL_CAUSES`` to the waiting time per step.
         making: mean time to produce a batch.
@@ -85,12 +84,7 @@ class StallTotals:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Start and end of the trainer's wait for one batch.
-
-    Attributes:
-        start, end: time stamps of the meter's clock.
-        making: time to produce the batch.
-    """
+    """Start and end of the trainer's wait for one batch, as time stamps of the meter's clock."""
 
     start: Any
     end: Any
@@ -111,13 +105,9 @@ class StallMeter:
             train(batch)
             print(stalls.recent().share)
 
-    Args:
-        device: device of the trainer. On CUDA, a wait is the time in which the device was idle.
-        window: number of latest steps over which ``recent`` averages.
-
-    Attributes:
-        taken: number of batches yielded.
-        newest: the wait for the latest batch; None before the first batch.
+    On CUDA, a wait is the time in which the ``device`` was idle. ``recent`` averages over the
+    latest ``window`` steps. ``taken`` is the number of batches yielded, and ``newest`` the wait for
+    the latest batch.
     """
 
     def __init__(self, device: torch.device | None = None, window: int = 32) -> None:

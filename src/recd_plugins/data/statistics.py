@@ -24,10 +24,7 @@ _MIX = u64(0x9E3779B97F4A7C15)
 class StatisticsAccumulator:
     """Accumulates duplication statistics over batches of a table, in stored order.
 
-    Args:
-        schema: schema of the batches.
-        keys: key columns, of which the session column is used.
-        features: names of columns with ids or lists of ids; None selects all id lists.
+    ``features`` are names of columns with ids or lists of ids; None selects all id lists.
     """
 
     def __init__(

@@ -35,9 +35,7 @@ class Location:
 
     Attributes:
         path: local path or URL, as the user wrote it.
-        storage: access options for the object store of a URL.
-        size: size in bytes, if ``find`` returned this file.
-        changed: modification time of the file in nanoseconds, if known.
+        size, changed: bytes and modification time in nanoseconds of a file that ``find`` returned.
         seen: pairs (name, value), such as the ETag, that identify the content of an opened file.
     """
 

@@ -46,16 +46,12 @@ class TableWriter:
     duplication statistics.
 
     Args:
-        path: the file to create or replace.
         schema: schema of the rows; its metadata is written to the file.
         keys: session and time columns; None writes row groups of ``row_group_rows`` rows and no
             statistics.
         layout: layout of all features, or a dict from feature to layout. ``list_dict`` stores each
             distinct list once, except for features with few duplicates in the first row group.
-        row_group_rows: maximum number of rows in a row group and in memory.
-        metadata: additional key-value metadata of the file.
         nulls: ``empty`` writes null lists as empty lists. A null inside a list is always an error.
-        compression_level: zstd compression level.
         source: name of the file that the rows come from, for error messages.
 
     Raises:

@@ -196,12 +196,7 @@ def start_server() -> None:
 
 
 class WorkerDied(Exception):
-    """Raised if a worker process dies.
-
-    Attributes:
-        worker: number of the worker.
-        remedy: advice for the user; may be empty.
-    """
+    """Raised if a worker process dies. ``remedy`` is advice for the user; may be empty."""
 
     def __init__(self, worker: int, process: WorkerProcess) -> None:
         process.join(2.0)  # the connection breaks before the exit code is known

@@ -218,10 +218,8 @@ class Dedup:
     def decide(self, batch: Any) -> Decision | None:
         """Choose the features to deduplicate from the first batches of all ranks.
 
-        All ranks must call this. A rank without a batch passes None.
-
-        Returns:
-            The decision, or None if no rank has a batch.
+        All ranks must call this. A rank without a batch passes None. Return None if no rank has a
+        batch.
 
         Raises:
             SetupError: called in a DataLoader worker, which cannot communicate with other ranks, or

@@ -131,10 +131,8 @@ class Window(NamedTuple):
 class FirstValues:
     """The initial values of a table, which can be drawn later with the saved generator state.
 
-    Args:
-        name: name of the table.
-        weight: the table's parameter ``[num_embeddings, embedding_dim]``, on the meta device.
-        init: initializer that draws the values from the current generator state.
+    ``weight`` is the table's parameter ``[num_embeddings, embedding_dim]``, on the meta device.
+    ``init`` draws the values from the current generator state.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, init: Init) -> None:
@@ -232,7 +230,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if self._names and not self.touched and not _is_view(func):
+        if self._names and not self.touched and not func.is_view:
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor) and leaf.is_meta and _storage(leaf) in self._names:
                     self.touched = f"table {self._names[_storage(leaf)]!r} is used by {func}"
@@ -333,10 +331,3 @@ def _digest(values: Tensor) -> bytes:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata  # private; what views of one storage share
-
-
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(
-        value.alias_info is not None and not value.alias_info.is_write for value in returns
-    )

@@ -31,14 +31,8 @@ class DotInteraction(nn.Module):
 
     Computes the same values as TorchRec's InteractionArch, with an index select instead of advanced
     indexing. With 100 vectors, the backward pass of advanced indexing takes longer than the
-    products.
-
-    Args:
-        num_vectors: n, including the vector of the dense features.
-        dim: number of scalars per vector.
-
-    Attributes:
-        out_features: ``dim + n * (n - 1) / 2``.
+    products. The n vectors ``[dim]`` include the vector of the dense features. ``out_features`` is
+    ``dim + n * (n - 1) / 2``.
     """
 
     def __init__(self, num_vectors: int, dim: int) -> None:
@@ -59,14 +53,8 @@ class CrossInteraction(nn.Module):
 
     Implements the stacked form of DCN-v2 (arXiv 2008.13535): the top MLP follows the cross network.
     With vectors as weights instead of matrices, the cross layers are those of DCN (arXiv
-    1708.05123).
-
-    Args:
-        spec: type and sizes of the cross network.
-        num_vectors: n, including the vector of the dense features.
-
-    Attributes:
-        out_features: ``n * dim``, the same as the number of inputs.
+    1708.05123). The n vectors include the vector of the dense features. ``out_features`` is ``n *
+    dim``, the same as the number of inputs.
     """
 
     def __init__(self, spec: ModelSpec, num_vectors: int) -> None:

@@ -61,11 +61,10 @@ def measure_compute(registry: RunConfig) -> Compute:
 
 
 def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
-    """Count the operations of a forward and backward pass of an unsharded model.
+    """Count the operations of a forward and backward pass of an unsharded model on CPU.
 
-    Args:
-        model: on CPU, including its sequence poolings; returns ``(loss, ...)``.
-        batch: a batch without deduplication, so that sequence poolings process all rows.
+    The model returns ``(loss, ...)``. The batch is not deduplicated, so sequence poolings process
+    all rows.
     """
     num_rows = batch.labels.shape[0]
     with _Counter() as whole, _counting_saved(model.parameters()) as saved:
@@ -180,7 +179,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._flops += _flops(func, args, kwargs or {}, result)
         elif stage == "lookup":
             self.lookup_bytes += _bytes((args, kwargs, result))
-        elif stage is None and not _is_view(func):
+        elif stage is None and not func.is_view:
             self._element_bytes += _bytes((args, kwargs, result))
         return result
 
@@ -200,12 +199,6 @@ def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> floa
 
 def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors]
-
-
-def _is_view(func: Any) -> bool:
-    """Return True if an operator returns a view of one of its arguments."""
-    returned = (value.alias_info for value in func._schema.returns)
-    return any(alias is not None and not alias.is_write for alias in returned)
 
 
 def _tensors(value: Any) -> list[Tensor]:

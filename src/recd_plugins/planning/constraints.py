@@ -40,8 +40,7 @@ class TableOptimizer:
 
     Attributes:
         in_backward: class name set by ``apply_optimizer_in_backward``, or "".
-        elementwise: whether its state is per element, so that column-wise shards train as the full
-            table.
+        elementwise: whether column-wise shards train as the full table, by a state per element.
         fused_params: FBGEMM's fused_params from the sharder.
     """
 

@@ -25,11 +25,8 @@ from recd_plugins.sharding.wire import scalar_bytes
 class RegistryData(TrainingData):
     """The training split of a run config.
 
-    Args:
-        registry: run config with dataset, converter, preprocessing, batch size and sharding
-            entries.
-        modules: ``embedding_modules`` of the unprepared model. If empty, ids are not checked, and
-            no table is coalesced.
+    Without ``modules``, the ``embedding_modules`` of the unprepared model, ids are not checked, and
+    no table is coalesced.
     """
 
     def __init__(self, registry: RunConfig, modules: Sequence[EmbeddingModule] = ()) -> None:
@@ -125,12 +122,8 @@ def plan_context(
 ) -> PlanContext:
     """Return the plan context (topology, batch size and data) for sharding plugins.
 
-    Args:
-        registry: run config with batch size, optimizer and data.
-        modules: ``embedding_modules`` of the unprepared model.
-        topology: default: ``training.topology``, or this machine with the process group's ranks.
-        device: device of the tables; default: CPU.
-        data: replaces the data of the run config, for example if it was measured before.
+    The default of ``topology`` is ``training.topology``, or this machine with the process group's
+    ranks. ``data`` replaces the data of the run config, for example if it was measured before.
 
     Raises:
         SetupError: the number of ranks is not a multiple of the ranks per node, or tables do not

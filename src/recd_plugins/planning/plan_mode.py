@@ -25,9 +25,7 @@ class PlanQuestion:
 
     Attributes:
         registry: loaded run config, not prepared.
-        plugins_dir: plugin folder of the run config.
-        topology: name of the topology.
-        spec: memory and speed of that topology.
+        topology, spec: name of the topology, and its memory and speed.
         batch_size: rows per rank; None for the largest batch that fits.
         options: dict from name to value of the mode's own options.
         say: function that prints progress.
@@ -44,12 +42,7 @@ class PlanQuestion:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """Result of a mode of ``recd plan``.
-
-    Attributes:
-        text: text for the terminal.
-        as_json: function that returns the values for ``--json``.
-    """
+    """Result of a mode of ``recd plan``: text, and a function that returns the JSON values."""
 
     text: RenderableType
     as_json: Callable[[], Mapping[str, Any]]

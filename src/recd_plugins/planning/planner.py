@@ -91,13 +91,10 @@ def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> 
 
 @dataclass(frozen=True)
 class Planned:
-    """A sharding plan and its estimates.
+    """A sharding plan, and its options with rank, storage and time of each shard.
 
-    Attributes:
-        sharding: sharding plan for DistributedModelParallel.
-        options: chosen ShardingOption of each table, with rank, storage and time of each shard.
-        static: function that returns a dict from table name to the storage of each shard, without
-            input and output buffers.
+    ``static`` returns a dict from table name to the storage of each shard, without input and output
+    buffers.
     """
 
     sharding: ShardingPlan

@@ -34,8 +34,7 @@ class PlannedTable:
         dedupe_factor: number of ids of its features divided by the number of ids sent.
         cached_rows: rows in fast memory; None without a cache.
         coalesced: whether each distinct id is sent only once.
-        figures: metrics that plugins report for the table, as JSON values.
-        words: lines of text that plugins report for the table.
+        figures, words: metrics (JSON values) and lines of text that plugins report for the table.
     """
 
     name: str
@@ -73,10 +72,8 @@ class VariantReport:
     """Report of one plan, with or without plugins.
 
     Attributes:
-        batch_size: rows per rank.
-        largest_batch_size: largest batch that fits; None if not searched.
+        batch_size, largest_batch_size: rows per rank; the largest batch is None if not searched.
         batch_step: search step; ``largest_batch_size`` plus one step does not fit.
-        tables: tables in model order.
         memory: dict from component to bytes per rank, ``[world_size]``, in GPU memory if present.
         host_memory: bytes per rank ``[world_size]`` of tables that GPUs read from host memory.
         seconds: step time per stage.

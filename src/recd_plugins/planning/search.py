@@ -53,10 +53,8 @@ _PATIENCE, _LEAST_PATIENCE = 32, 8
 class Option:
     """A candidate sharding of one table, with estimates per shard.
 
-    Attributes:
-        sharding: TorchRec's ShardingOption.
-        storage: int64 ``[number of Storage fields, num_shards]``.
-        perf: float64 ``[number of Perf fields, num_shards]``, milliseconds.
+    ``storage`` is int64 ``[number of Storage fields, num_shards]``, and ``perf`` is float64
+    ``[number of Perf fields, num_shards]`` in milliseconds.
     """
 
     sharding: ShardingOption
@@ -257,12 +255,7 @@ def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]])
 
 
 class FreeRanks:
-    """Free memory and load of all ranks during placement.
-
-    Args:
-        topology: topology of the ranks.
-        storage: int64 ``[3, world_size]``, free bytes.
-    """
+    """Free bytes, int64 ``[3, world_size]``, and load of all ranks during placement."""
 
     def __init__(self, topology: Topology, storage: NDArray[np.int64]) -> None:
         self.topology = topology

@@ -78,12 +78,10 @@ class Compute:
     """Operations and activation bytes of a model, without its embedding lookups.
 
     Attributes:
-        pooling: operations of sequence poolings per row.
-        rest: other operations per row of the batch.
+        pooling, rest: operations of sequence poolings, and other operations, per row of the batch.
         parameter_bytes: bytes of dense parameters.
         operators: number of PyTorch operators in a step, including those of the dense optimizer.
-        pooling_saved_bytes: activation bytes of sequence poolings per row.
-        rest_saved_bytes: other activation bytes per row of the batch.
+        pooling_saved_bytes, rest_saved_bytes: their activation bytes per row of the batch.
         pools_all_rows: whether sequence poolings also run on duplicates (``pool_rows: all``).
     """
 

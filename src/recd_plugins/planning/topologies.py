@@ -239,12 +239,8 @@ def load_topology(
 ) -> TopologySpec:
     """Return the built-in topology ``name``, or read a topology from a YAML file.
 
-    Args:
-        name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
-        nodes: overrides the number of nodes.
-        ranks_per_node: overrides the ranks per node; at most the GPUs of a node.
-        ranks: ranks of this machine, unless ``ranks_per_node`` is given.
-        device: ``cpu`` or ``cuda``, for this machine.
+    ``name`` is one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``). ``nodes``
+    and ``ranks_per_node`` override its values. ``ranks`` and ``device`` are those of this machine.
 
     Raises:
         RegistryError: the file is invalid.
@@ -286,11 +282,9 @@ def machine_of(
 ) -> TopologySpec:
     """Return the topology of a run: ``training.topology``, or machines like this one.
 
-    Args:
-        training: section ``training`` of the run config.
-        world_size: number of ranks; default: size of the process group, else the run config's.
-        local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
-        device: device of the tables; default: the CPU.
+    The default of ``world_size`` is the size of the process group, else the run config's. The
+    default of ``local_world_size`` is ``LOCAL_WORLD_SIZE``, else all ranks. The default device is
+    the CPU.
 
     Raises:
         SetupError: the number of ranks is not a multiple of the ranks per node, or differs from

@@ -79,12 +79,8 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
 
     If the context raises, the temporary file and new folders are removed. Missing folders are
     created. If ``path`` is a symbolic link, its target is replaced. If ``path`` is a pipe or a
-    device, the content is copied to it.
-
-    Args:
-        path: path of the final file.
-        token: part of the temporary file's name, from ``without_remains`` in another process.
-        replaces: whether an existing file may be replaced.
+    device, the content is copied to it. ``token``, from ``without_remains`` in another process, is
+    part of the temporary file's name. ``replaces`` allows to replace an existing file.
 
     Raises:
         RecdError: the file cannot be written or must not be replaced.

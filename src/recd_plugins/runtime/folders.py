@@ -128,7 +128,6 @@ class WorkFolder:
     """Hidden folder in which a command builds its output table.
 
     Attributes:
-        path: the folder.
         table: subfolder for the table, which replaces the target at the end.
         resumed: whether the folder contains unfinished work of an earlier run.
         is_whole: whether the table is complete.
@@ -161,20 +160,14 @@ def work_folder(
 ) -> Iterator[WorkFolder]:
     """Create the hidden folder ``.NAME.PURPOSE`` next to ``target``, or reuse an existing one.
 
-    A folder is reused if a killed run with the same ``identity`` has left it. The folder is removed
-    at the end, but stays if the process is killed or the target cannot be replaced.
-
-    Args:
-        target: output path of the run. Symbolic links are followed.
-        purpose: one word for the purpose, used in the folder's name.
-        identity: dict of JSON values. A later run resumes only if all values are equal.
-        say: called with a message about whether the run resumes.
-        waits: called before waiting for another process that uses the folder. If None, raises
-            RecdError instead of waiting.
+    A folder is reused if a killed run with the same ``identity``, a dict of JSON values, has left
+    it. The folder is removed at the end, but stays if the process is killed or the target cannot be
+    replaced. ``say`` is called with a message about whether the run resumes. If another process
+    uses the folder, ``waits`` is called before waiting for it.
 
     Raises:
         DataError: ``target`` cannot be written or is a mount point.
-        RecdError: another process uses the folder.
+        RecdError: another process uses the folder, and ``waits`` is None.
     """
     place = _place_of(target)
     path = place.with_name(f".{place.name}.{purpose}")

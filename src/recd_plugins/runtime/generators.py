@@ -15,11 +15,8 @@ from torch import Tensor
 class GeneratorState(NamedTuple):
     """States of the random number generators of this process.
 
-    Attributes:
-        torch: state of torch's CPU generator, uint8 ``[num_bytes]``.
-        cuda: state of the generator of this rank's GPU, uint8 ``[num_bytes]``; None without CUDA.
-        numpy: result of ``numpy.random.get_state``.
-        python: result of ``random.getstate``.
+    The states of torch's CPU generator and of the generator of this rank's GPU are uint8
+    ``[num_bytes]``; ``cuda`` is None without CUDA.
     """
 
     torch: Tensor

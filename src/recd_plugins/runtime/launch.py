@@ -124,14 +124,12 @@ class Ranks:
     after a signal, too soon to write a checkpoint.
 
     Args:
-        world_size: number of processes.
         backend: backend of ``torch.distributed``. With NCCL, rank i uses GPU i modulo the number of
             GPUs.
         timeout: timeout of the start and of each collective.
         local_world_size: number of ranks per simulated node; None for a single node.
         threads: torch threads per rank; by default OMP_NUM_THREADS, or an equal share of cores.
-        hang_limits: seconds without progress until a report on stderr, and until the ranks are
-            killed; None for no limits.
+        hang_limits: when to report a hang and to kill the ranks; None for no limits.
     """
 
     def __init__(

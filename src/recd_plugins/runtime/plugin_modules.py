@@ -31,11 +31,8 @@ _FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
 class Package:
     """An installed plugin package. Its module is imported when ``load`` is called.
 
-    Attributes:
-        entry_point: entry point in the group ``recd_plugins``. Its name is the first part of plugin
-            names, such as ``acme`` in ``acme.my_cache``.
-        distribution: name of the distribution.
-        origin: name and version of the distribution, for messages.
+    The name of ``entry_point`` is the first part of plugin names, such as ``acme`` in
+    ``acme.my_cache``. ``origin`` is the name and version of the distribution, for messages.
     """
 
     entry_point: importlib.metadata.EntryPoint

@@ -29,12 +29,8 @@ Place = tuple[str | int, ...]
 def all_gather_object(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Return the values of all ranks, like ``torch.distributed.all_gather_object``. Collective.
 
-    Also checks that all ranks are in the same step of the program.
-
-    Args:
-        step: short description of the current step of the program, for messages.
-        value: picklable value of this rank.
-        group: ranks that participate; None for all ranks.
+    Also checks that all ranks are in the same ``step``, a short description of the current step of
+    the program.
 
     Raises:
         SetupError: another rank has called this function with another ``step``.
@@ -114,11 +110,9 @@ def check_agreement(
 ) -> None:
     """Check that the values in ``decided`` are equal on all ranks. Collective.
 
-    Args:
-        step: short description of the current step of the program, for messages.
-        decided: dict from description to a plain value, dataclass or enum. Of other objects, only
-            the types are compared.
-        group: ranks that participate; None for all ranks.
+    ``step`` is a short description of the current step of the program, for messages. ``decided``
+    maps a description to a plain value, dataclass or enum. Of other objects, only the types are
+    compared.
 
     Raises:
         SetupError: values differ. All ranks raise it. The message shows the values of two ranks.

@@ -54,9 +54,8 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             loss.backward()
         counter.by_kind()["all_to_all"]
 
-    Attributes:
-        sent: number of bytes per ``Traffic`` category.
-        calls: number of collectives per ``Traffic`` category, except barriers and waits.
+    ``sent`` has the bytes and ``calls`` the number of collectives, except barriers and waits, of
+    each ``Traffic`` category.
     """
 
     def __init__(self) -> None:

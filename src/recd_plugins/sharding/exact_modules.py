@@ -83,10 +83,8 @@ class _ExactCollection:
     """Mixin for TorchRec's sharded embedding modules that adds plugin kernels and coalescing.
 
     ``distribute`` and ``look_up`` receive the unique ids of coalesced tables. Subclasses can change
-    ids in these methods.
-
-    Attributes:
-        dedups_gradients: whether ``DedupGradientAllToAll`` sends the gradients.
+    ids in these methods. ``dedups_gradients`` is True if ``DedupGradientAllToAll`` sends the
+    gradients.
     """
 
     def __init__(

@@ -58,6 +58,8 @@ from recd_plugins.sharding.size_exchange import exchange_sizes_once, send_sizes
 
 logger = logging.getLogger(__name__)
 
+_DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
+
 
 class SparseDistTrainPipeline(TrainPipelineSparseDist):
     """TorchRec's TrainPipelineSparseDist, without CUDA streams on CPU.
@@ -414,8 +416,9 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
     ahead = _ahead([module for _, module in outermost_sharded(model)])
     if asked or not ahead:
         return bool(ahead)
-    plans = [module.module_sharding_plan for module in ahead]
-    return device.type == "cpu" and crosses_links() and any(map(_sends_rows, plans))
+    plans = [module.module_sharding_plan.values() for module in ahead]
+    sends = any(each.sharding_type != _DATA_PARALLEL for plan in plans for each in plan)
+    return device.type == "cpu" and crosses_links() and sends
 
 
 def _ahead(modules: Sequence[Any]) -> list[Any]:
@@ -424,16 +427,10 @@ def _ahead(modules: Sequence[Any]) -> list[Any]:
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 
 
-def _sends_rows(plan: Mapping[str, ParameterSharding]) -> bool:
-    return any(
-        sharding.sharding_type != ShardingType.DATA_PARALLEL.value for sharding in plan.values()
-    )
-
-
 def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
     return all(
         sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
-        or sharding.sharding_type == ShardingType.DATA_PARALLEL.value
+        or sharding.sharding_type == _DATA_PARALLEL
         for sharding in plan.values()
     )
 

@@ -75,11 +75,7 @@ class ShardedTables:
 
 
 def describe_tables(dmp: nn.Module) -> ShardedTables:
-    """Return a report line for each table of a model. Ranks may call this independently.
-
-    Args:
-        dmp: a DistributedModelParallel.
-    """
+    """Return a report line per table of a DistributedModelParallel. Not collective."""
     model = get_unwrapped_module(dmp)
     lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
     lines += [line for left in embedding_modules(model) for line in left_alone(left)]

@@ -151,12 +151,6 @@ class InverseKeyedJaggedTensor(Pipelineable):
         lengths = self._lengths.view(len(self._keys), -1)
         return float(lengths.index_select(1, self._inverse_lookup).sum().item()) / stored
 
-    def with_values(self, values: Tensor) -> InverseKeyedJaggedTensor:
-        """Return a copy with other ids, ``[num_values]``, and the same lengths and weights."""
-        other = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
-        other.__dict__.update(self.__dict__, _values=values)
-        return other
-
     def to_kjt(self) -> KeyedJaggedTensor:
         """Return a plain KJT of all B rows, including duplicates."""
         first_rows = torch.arange(len(self._keys), device=self.device()) * self.num_unique()

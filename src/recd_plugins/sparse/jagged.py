@@ -54,15 +54,10 @@ def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
-    """Concatenate the index ranges from ``starts[i]`` to ``starts[i] + lengths[i]``.
+    """Return the concatenated ranges from ``starts[i]`` to ``starts[i] + lengths[i]``.
 
-    Args:
-        starts: integer ``[n]``.
-        lengths: integer ``[n]``.
-        total: sum of ``lengths``, if known, to avoid a device synchronization.
-
-    Returns:
-        int64 ``[total]``.
+    The result is int64 ``[total]``. ``starts`` and ``lengths`` are integer ``[n]``. Pass ``total``,
+    the sum of ``lengths``, to avoid a device synchronization.
     """
     ends = torch.cumsum(lengths, 0)
     shift = torch.repeat_interleave(starts.long() - (ends - lengths), lengths, output_size=total)
@@ -87,9 +82,6 @@ def rounded_borders(borders: Tensor) -> Tensor:
     """Convert bucket borders to float32 if they stay distinct; otherwise keep float64.
 
     Values are compared in this dtype, so 0.1 falls into the same bucket in columns of any type.
-
-    Args:
-        borders: float64 ``[N]``, in any order.
     """
     rounded = borders.float()
     apart = len(torch.unique(rounded)) == len(torch.unique(borders))

@@ -571,18 +571,15 @@ def fake_cuda(rank: int = 0) -> Iterator[torch.device]:
     """Replace CUDA by a fake device. Use as a context, which yields the device ``cuda:<rank>``.
 
     Within the context, ``torch.cuda`` reports 8 devices with 80 GiB. Operators that mix CPU and
-    CUDA tensors raise RuntimeError, as on CUDA. Results equal those of the CPU. Use it in a new
-    process, such as ``launch(check, 1)``, because torch does not support autograd on a device that
-    is registered after a backward pass.
+    CUDA tensors raise RuntimeError, as on CUDA. Results equal those of the CPU. Ranks are processes
+    that communicate over gloo. Use it in a new process, such as ``launch(check, 1)``, because torch
+    does not support autograd on a device that is registered after a backward pass.
 
     Example::
 
         with fake_cuda() as device, host_counts() as counts:
             model.to(device)(batch.to(device)).sum().backward()
         print(counts.by_phase("launch"), counts.by_phase("sync"))
-
-    Args:
-        rank: index of the device. Ranks are processes that communicate over gloo.
     """
     global _device
     _register()

@@ -22,13 +22,10 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
     its bucket determines the order in which three or more ranks sum it. A resumed run would
     therefore differ by rounding. ``always_trained``: each parameter gets a gradient in every step.
     """
-    if always_trained:
-        return _DenseGradients(static_graph=False, find_unused_parameters=False)
-    # With find_unused_parameters, buckets are not rebuilt.
     return _DenseGradients(
         static_graph=False,
-        find_unused_parameters=True,
-        ddp_kwargs={"skip_all_reduce_unused_params": True},
+        find_unused_parameters=not always_trained,  # if set, buckets are not rebuilt
+        ddp_kwargs={} if always_trained else {"skip_all_reduce_unused_params": True},
     )
 
 

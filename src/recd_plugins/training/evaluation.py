@@ -127,11 +127,8 @@ def _noted(
 class Predictions:
     """Stores the logits and labels of this rank, with 8 bytes per row.
 
-    Args:
-        window: number of newest rows to keep, rounded to full batches; None for all.
-
-    Attributes:
-        num_samples: number of rows currently stored.
+    ``window`` is the number of newest rows to keep, rounded to full batches; None keeps all.
+    ``num_samples`` is the number of rows currently stored.
     """
 
     def __init__(self, window: int | None = None) -> None:

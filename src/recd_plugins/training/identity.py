@@ -220,10 +220,8 @@ def check_same_model(
 ) -> bool:
     """Raise ``RecdError`` if the checkpoint belongs to another model.
 
-    Identity fields in ``fields`` must be equal, except those in ``free``.
-
-    Returns:
-        True if the data is the training data of the checkpoint.
+    Return True if the data is the training data of the checkpoint. Identity fields in ``fields``
+    must be equal, except those in ``free``.
     """
     before, now = _fields_of(checkpoint), _fields(identity)
     differing = _differing(before, now)

@@ -24,16 +24,9 @@ _UPDATES = 20
 class ProgressLine:
     """Shows the progress of a run. Call it with the loss of each step.
 
-    Prints log lines, or updates a live bar, at most every ``every`` seconds.
-
-    Args:
-        name: text before each line.
-        done: number of steps before this run.
-        total: step at which the run ends.
-        samples: rows per step over all ranks, to show the speed; None hides the speed.
-        waiting: function that returns recent data stalls (waits for batches).
-        every: minimum seconds between updates.
-        bar: live bar to update; None prints lines.
+    Prints log lines, or updates the live bar ``bar``, at most every ``every`` seconds. The run
+    began after step ``done`` and ends at step ``total``. A step has ``samples`` rows over all
+    ranks; None hides the speed. ``waiting`` returns recent data stalls (waits for batches).
     """
 
     def __init__(

@@ -103,11 +103,8 @@ def runs_in(folder: Path) -> list[Path]:
 def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -> Path:
     """Return a run folder: ``folder`` itself, its run ``number``, or the newest run in it.
 
-    Args:
-        folder: a run folder, or a folder of run folders.
-        number: name of the run folder in ``folder``; None selects the newest run.
-        trained: if ``number`` is None, skip runs without a checkpoint, prefer finished runs, and
-            print which run is used.
+    For the newest run, ``trained`` skips runs without a checkpoint, prefers finished runs, and
+    prints which run is used.
 
     Raises:
         RecdError: there is no such run.
@@ -282,11 +279,8 @@ def find_trained(
 def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
     """Return the path of a run's checkpoint; print it if the best is chosen, but is not the newest.
 
-    Args:
-        registry: run config with ``training.checkpoint.path``.
-        wanted: ``newest``, ``best``, the path of a checkpoint, or the path of a folder, whose
-            newest checkpoint is used. None means the best checkpoint of a validated run, else the
-            newest.
+    ``wanted`` is ``newest``, ``best``, the path of a checkpoint, or the path of a folder, whose
+    newest checkpoint is used. None means the best checkpoint of a validated run, else the newest.
     """
     if wanted not in (None, "newest", "best"):
         path = Path(wanted)

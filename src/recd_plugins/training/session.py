@@ -285,11 +285,8 @@ def topology_at_start(
     """Measure the topology of a run on several nodes. All ranks must call this.
 
     A resumed run reads the topology that was saved next to its checkpoints, so that its plan stays
-    the same. It measures again if the number of nodes or ranks has changed.
-
-    Returns:
-        The topology, equal on all ranks. None for one node, for a topology set in ``training``, or
-        if no plugin can measure.
+    the same. It measures again if the number of nodes or ranks has changed. Return None for one
+    node, for a topology set in ``training``, or if no plugin can measure.
     """
     nodes = dist.get_world_size() // ranks_per_node
     if training.topology is not None or nodes == 1:

@@ -130,13 +130,8 @@ class BatchSource:
     """Batches of one run, epoch after epoch, up to a number of steps.
 
     A pipeline reads ahead, but a checkpoint stores the reader position after the last trained
-    batch. This class therefore queues reader positions until ``trained`` is called.
-
-    Args:
-        loader: the data loader, positioned at ``start``.
-        start: progress at which the run begins.
-        epochs: passes over the data, including those before ``start``.
-        steps: step at which to stop, including steps before ``start``; None for no limit.
+    batch. This class therefore queues reader positions until ``trained`` is called. ``loader`` is
+    positioned at ``start``. ``epochs`` and ``steps`` include those before ``start``.
     """
 
     def __init__(

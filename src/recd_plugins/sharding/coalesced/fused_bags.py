@@ -19,10 +19,8 @@ class BagColumns:
     """Output columns of one feature and table, or of a column shard of the table.
 
     Attributes:
-        feature: name of the feature.
         source: index of the tensor of received embeddings.
-        dim: number of columns.
-        column: first output column.
+        column: first of the ``dim`` output columns.
         carrier: index of the ``BagColumns`` that received the rows of the same table.
         mean: whether sums are divided by the number of ids.
     """
@@ -38,12 +36,9 @@ class BagColumns:
 def expand_at_once(
     sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return ``sources[of[n]].index_select(0, indices[n])`` for each n.
+    """Return ``sources[of[n]].index_select(0, indices[n])`` for each n, as ``outputs.expand`` does.
 
-    Args:
-        sources: ``[R_i, D]`` each, of one dtype and device.
-        of: index of the source for each tensor of ``indices``.
-        indices: int64 ``[n_i]`` each.
+    All sources have one dtype, width and device.
     """
     first = [0, *accumulate(map(len, sources))]
     sizes = list(map(len, indices))
@@ -62,11 +57,8 @@ def pool_at_once(
 ) -> Tensor:
     """Return pooled embeddings ``[B, columns]``, with one ``embedding_bag`` per width and pooling.
 
-    Args:
-        sources: flat tensors of embedding rows, in the order of ``columns``.
-        columns: the output columns of each feature.
-        batch: assignment of rows to bags.
-        num_rows: number of embedding rows per item of ``columns``.
+    ``sources`` are flat tensors of embedding rows, in the order of ``columns``. ``num_rows`` has
+    the number of rows of each of ``columns``.
     """
     rows, first = _rows_by_width(sources, columns, num_rows)
     groups: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)

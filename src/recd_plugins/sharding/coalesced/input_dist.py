@@ -234,10 +234,7 @@ def coalesce_sequences(
 
     The first feature of each group (the carrier) has all distinct ids of the group in its first
     row. The other features of the group are empty. If all tables are coalesced, the batch has one
-    row.
-
-    Returns:
-        The batch to send, and the local data to expand its embeddings.
+    row. Return the batch to send, and the local data to expand its embeddings.
     """
     batch, ids, num_ids = _coalesce(features, groups)
     counts = num_ids[: len(groups.coalesced)]
@@ -315,8 +312,7 @@ def _with_empty_rows(
 ) -> tuple[list[int], Tensor]:
     """Add an empty row to features without rows if their group has fewer rows than features.
 
-    Returns:
-        The new number of rows of each feature, and the new lengths of all rows.
+    Return the new number of rows of each feature, and the new lengths of all rows.
     """
     found = dict(zip(groups.coalesced, counts, strict=True))
     for group in groups.groups:

@@ -34,10 +34,9 @@ _COMPILED = (torch.float32, torch.float64)
 class Bags:
     """Assignment of embedding rows to bags, for pooling.
 
-    Attributes:
-        index: int64 ``[n]``, the row of each id.
-        offsets: int64 ``[num_bags + 1]``, start of each bag in ``index``.
-        weights: float32 ``[n]``, including the factors of mean pooling; None means 1.
+    ``index``, int64 ``[n]``, is the row of each id, and ``offsets``, int64 ``[num_bags + 1]``, the
+    start of each bag in it. ``weights``, float32 ``[n]``, include the factors of mean pooling; None
+    means 1.
     """
 
     index: Tensor
@@ -50,9 +49,7 @@ class Part:
     """Describes the embedding rows that fill some columns of an EmbeddingBagCollection's output.
 
     Attributes:
-        source: index of the source tensor that contains the rows.
-        start: offset of the first row in the source tensor, in scalars.
-        num_rows: number of rows.
+        source, start: index of the source tensor, and offset of the first row in it, in scalars.
         dim: number of scalars per row, and of output columns.
         column: first output column.
         bags: assignment of rows to bags; None for no pooling.
@@ -80,7 +77,7 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
         of: index of the source for each tensor of ``indices``.
         indices: int64 ``[n_i]`` each.
     """
-    if all(map(_compiles, sources)):
+    if all(_is_on_cpu(each) and each.dtype in _COMPILED for each in sources):
         return list(_Expand.apply(of, len(sources), *sources, *indices))  # type: ignore[no-untyped-call]
     halves = [source.dtype in HALF_PRECISION for source in sources]
     if any(halves):
@@ -175,10 +172,6 @@ class _Pool(torch.autograd.Function):
             else:
                 rows += given[:, part.column : part.column + part.dim]
         return (None, None, None, *results)
-
-
-def _compiles(tensor: Tensor) -> bool:
-    return _is_on_cpu(tensor) and tensor.dtype in _COMPILED
 
 
 def _is_on_cpu(tensor: Tensor) -> bool:
