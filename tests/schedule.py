@@ -58,7 +58,7 @@ SLOW = (
     "recd_plugin_dsi/tests/test_plan_readers.py::test_measures",
     "model/test_plugin.py::test_a_run_that_goes_on",
     "training/test_evaluation.py::test_test_figures",
-    "test_fork_server.py::test_it_stays",
+    "test_fork_server.py::test_it_ignores_signals",
     "test_torchrec_suite.py",
     "training/test_measurement.py::test_a_rank_waits",
     "recd_plugin_tuning/tests/test_cluster.py::test_costs_are",
