@@ -25,13 +25,14 @@ setup: $(VENV)/.installed
 # The framework, every plugin in plugins/, and the package that depends on all of them.
 PARTS := . $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 
+# All packages are built with the same hatchling, as a build environment for each takes seconds.
 $(VENV)/.installed: $(addsuffix /pyproject.toml,$(PARTS)) $(wildcard packaging/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
 	  { echo "recd-plugins needs Python 3.11 to 3.14; try: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --upgrade pip hatchling editables
 	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) $(firstword $(CPU_SET))
-	$(BIN)/python -m pip install --quiet $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]' \
+	$(BIN)/python -m pip install --quiet --no-build-isolation $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]' \
 	  $(addprefix -e ./,$(filter-out .,$(PARTS)))
 	$(BIN)/python -m pip check
 	@touch $@

@@ -29,7 +29,7 @@ def counted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder, name = str(tmp_path_factory.mktemp("host")), request.param
 
     def count(device: HostDevice) -> Counted:
-        job = VARIANTS[name], device, folder, 512
+        job = VARIANTS[name], device, folder, 64
         return launch(count_variant, VARIANTS[name].ranks, *job, threads=1)[0]
 
     return name, count("fake-cuda"), count("cpu")
