@@ -31,8 +31,8 @@ $(VENV)/.installed: $(addsuffix /pyproject.toml,$(PARTS)) $(wildcard packaging/*
 	  { echo "recd-plugins needs Python 3.11 to 3.14; try: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip hatchling editables
-	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) $(firstword $(CPU_SET))
-	$(BIN)/python -m pip install --quiet --no-build-isolation $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]' \
+	$(BIN)/python -m pip install --quiet --no-compile $(TORCH_INDEX) $(firstword $(CPU_SET))
+	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]' \
 	  $(addprefix -e ./,$(filter-out .,$(PARTS)))
 	$(BIN)/python -m pip check
 	@touch $@

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 from benchmarks.host import VARIANTS, Counted, HostDevice, count_variant
@@ -21,22 +21,15 @@ CEILINGS: dict[str, dict[str, float]] = {
 }
 
 
-Pair = tuple[str, Counted, Counted]
-
-
-@pytest.fixture(scope="module", params=list(CEILINGS))
-def counted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder, name = str(tmp_path_factory.mktemp("host")), request.param
-
+@pytest.mark.parametrize("name", list(CEILINGS))
+def test_counts_stay_below_their_ceilings_with_the_losses_of_the_cpu(
+    name: str, tmp_path: Path
+) -> None:
     def count(device: HostDevice) -> Counted:
-        job = VARIANTS[name], device, folder, 64
+        job = VARIANTS[name], device, str(tmp_path), 64
         return launch(count_variant, VARIANTS[name].ranks, *job, threads=1)[0]
 
-    return name, count("fake-cuda"), count("cpu")
-
-
-def test_counts_stay_below_their_ceilings(counted: Pair) -> None:
-    name, fake, _ = counted
+    fake, cpu = count("fake-cuda"), count("cpu")
     found = {}
     for what in CEILINGS[name]:
         phase, _, kind = what.rpartition("_")
@@ -44,9 +37,4 @@ def test_counts_stay_below_their_ceilings(counted: Pair) -> None:
     places = [line for line in fake.places if line.startswith("sync")]
     above = {what: n for what, n in found.items() if n > CEILINGS[name][what]}
     assert not above, "\n".join([f"{name}: {found}, ceilings {CEILINGS[name]}", *places])
-
-
-def test_losses_equal_those_of_the_cpu(counted: Pair) -> None:
-    _, fake, cpu = counted
-    steps = len(fake.losses)
-    assert fake.losses == pytest.approx(cpu.losses[:steps], abs=1e-6)
+    assert fake.losses == pytest.approx(cpu.losses[: len(fake.losses)], abs=1e-6)
