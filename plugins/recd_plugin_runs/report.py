@@ -200,7 +200,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         if (
             run.entropy is None
             and train is not None
-            and (told := run_results.worse_than_base_rate(train, "train", whose))
+            and (told := run_results.worse_than_base_rate(train, "train", whose, train))
         ):
             yield f"{told}."
         for told in run_results.quality_advice(run.values, whose):

@@ -19,6 +19,7 @@ from recd_plugins.training.result import (
     Result,
     StallReport,
     figures,
+    worse_than_base_rate,
 )
 
 
@@ -52,6 +53,18 @@ def test_figures() -> None:
     assert report["ratios"]["samples_per_second"] == 4.0
     assert report["ratios"]["collective_bytes"] == 1.0
     assert report["baseline"]["losses"] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (None, "If recd run shows a value below 1"),
+        (0.9, "The model overfits"),
+        (1.1, "Train longer"),
+    ],
+)
+def test_advice_depends_on_the_training_rows(train: float | None, said: str) -> None:
+    assert f"every row. {said}" in worse_than_base_rate(1.2, "test", train=train)
 
 
 def test_nan_is_not_agreement(tmp_path: Path) -> None:

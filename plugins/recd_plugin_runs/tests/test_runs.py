@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_runs.runs import differing, settings_of
+from recd_plugins.api import run_folders
 from recd_plugins.cli import main
 
 REGISTRY = """\
@@ -53,6 +54,20 @@ def test_entries_are_compared_by_plugin_and_patterns() -> None:
         "training.dense_learning_rate",
         "training.learning_rate",
     ]
+
+
+def test_a_resumed_run_has_its_new_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(REGISTRY)
+    done = CliRunner().invoke(main, ["run", "r.yaml", "--resume"], catch_exceptions=False)
+    assert "runs/r: there is no run to resume, so a new run starts" in done.stderr
+    refused("run", "r.yaml", "--resume", "model.embedding_dim=8")
+    recd("run", "r.yaml", "--resume", "training.epochs=2")
+    assert run_folders.read_settings(Path("runs/r/1")).settings == ("training.epochs=2",)
+    shown = recd("run", "r.yaml", "--seeds", "2", "training.validation={every: 4}")
+    assert "Test figures are optimistic" in " ".join(shown.split())
 
 
 def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +125,7 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("COLUMNS", "60")
     shown = recd("runs", "runs/r")
     assert max(map(len, shown.partition("best norm")[0].splitlines())) <= 60
-    assert "runs 3, 4 differ only in their seed: normalized_entropy " in shown
+    assert "runs 1, 3, 4 differ only in their seed: normalized_entropy " in shown
     Path("runs/r/5/result.json").unlink()
     done = CliRunner().invoke(main, ["evaluate", "r.yaml"])
     assert "using runs/r/4, because runs/r/5 has not finished" in done.stderr

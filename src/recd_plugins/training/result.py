@@ -46,7 +46,7 @@ _TITLES = {
     "all_reduce_seconds": "  all-reduce",
     "other_seconds": "  other",
     "collective_bytes": "bytes sent a step, all collectives",
-    "ids_looked_up": "ids looked up a step",
+    "ids_looked_up": "ids looked up a step (first steps)",
     "peak_memory_bytes": "peak memory of a rank",
     "last_loss": "loss at the last step",
 }
@@ -148,7 +148,7 @@ class Result:
     Attributes:
         step_seconds: median wall time of a step, including reading.
         collective_bytes: bytes that all ranks send in one step, per kind of collective.
-        ids_looked_up: number of ids looked up in one step, over all ranks.
+        ids_looked_up: mean number of ids looked up per step in steps 2 to 5, over all ranks.
         peak_memory_bytes: peak memory in training, on the rank with the highest peak.
         losses: mean loss over ranks of each step since step 0; NaN for steps that were not
             recorded.
@@ -297,8 +297,10 @@ def worse_than_base_rate(
             "undefined. If the data has only positives, use a ranking metric instead"
         )
     advice = "Train longer, or change training.learning_rate"
-    if train is not None and train < 1:
-        advice = "The model overfits: use more data, fewer epochs or regularisation"
+    if train is None:
+        advice = "If recd run shows a value below 1 for the training rows, the model overfits"
+    elif train < 1:
+        advice = "The model overfits: use more data, fewer epochs or a smaller embedding_dim"
     return (
         f"The normalized entropy{whose} on the {split} split is {entropy:.5f}. A value above 1 is "
         f"worse than predicting the mean label for every row. {advice}"
@@ -477,6 +479,8 @@ def seed_table(results: Mapping[int, Result], folders: Mapping[int, Path | None]
             table.add_row(figure_words(name), *(figure_text(value, unit) for value in shown))
     if any(folders.values()):
         table.add_row("saved to", "", "", *(str(folders[seed] or "-") for seed in results))
+    if any(each.validation and each.validation.curve.best_step for each in results.values()):
+        table.caption = "Test figures are optimistic: the test split selected the best step."
     return table
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,6 +191,17 @@ def new_run(folder: Path, settings: RunSettings) -> Iterator[Path]:
         if not checkpoints_in(run):
             shutil.rmtree(run, ignore_errors=True)
         raise
+
+
+@contextmanager
+def resumed_run(folder: Path, settings: RunSettings) -> Iterator[Path]:
+    """Yield the folder of a run to resume. Store the new settings if it writes a checkpoint."""
+    before, started = newest_step(folder), read_settings(folder).started
+    try:
+        yield folder
+    finally:
+        if newest_step(folder) > before:
+            write_note(folder / SETTINGS, asdict(replace(settings, started=started)))
 
 
 def newest_step(folder: Path) -> int:

@@ -54,6 +54,7 @@ from recd_plugins.training.run_folders import (
     checkpoint_in,
     find_run,
     new_run,
+    resumed_run,
     runs_folder,
     runs_in,
 )
@@ -209,12 +210,15 @@ def _run_folder(
 ) -> Iterator[Path | None]:
     """Yield the folder of this run: a new one, or the one to resume; None if not configured."""
     folder = runs_folder(registry)
+    settings = RunSettings.of(registry, job.settings, job.overrides, job.plugins_dir)
     if folder is None:
         yield None
     elif resume and (number is not None or runs_in(folder)):
-        yield find_run(folder, number, trained=False)
+        with resumed_run(find_run(folder, number, trained=False), settings) as run:
+            yield run
     else:
-        settings = RunSettings.of(registry, job.settings, job.overrides, job.plugins_dir)
+        if resume:
+            click.echo(f"{folder}: there is no run to resume, so a new run starts", err=True)
         with new_run(folder, settings) as new:
             yield new
 
