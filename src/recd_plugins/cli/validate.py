@@ -16,9 +16,15 @@ from recd_plugins.cli.options import SETTINGS
 from recd_plugins.config import RunConfig
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.manager import PluginManager, Registered
-from recd_plugins.config.run_config import check_dataset, feature_steps, table_problems
+from recd_plugins.config.run_config import (
+    check_dataset,
+    check_num_ids,
+    feature_steps,
+    num_embeddings,
+    table_problems,
+)
 from recd_plugins.config.schema import registry_spec
-from recd_plugins.interfaces import Chooser, DatasetWrapper
+from recd_plugins.interfaces import Chooser, DatasetWrapper, Sharding
 from recd_plugins.interfaces.rows import table_name
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
@@ -90,6 +96,9 @@ def _checks(registry: RunConfig) -> Iterator[Callable[[], Any]]:
         if registry.model is not None:
             yield lambda: _raise_if(table_problems(registry, schema))
             yield partial(registry.claim, "pooling", schema.sparse)
+            if all(type(each.plugin).id_limit is Sharding.id_limit for each in registry.sharding):
+                rows = num_embeddings(registry.model, schema.sparse)
+                yield partial(check_num_ids, registry, schema, rows)
             tables = [table_name(feature) for feature in schema.sparse]
             for kind in ("sharding", "cache", "optimizer"):
                 yield partial(registry.claim, kind, tables)

@@ -243,6 +243,30 @@ def table_problems(registry: RunConfig, schema: FeatureSchema) -> list[Problem]:
     ]
 
 
+def num_embeddings(spec: ModelSpec, features: Iterable[str]) -> dict[str, int]:
+    """Return a dict from feature to its table's row count in ``spec.tables``, or the default."""
+    names = {table_name(feature): feature for feature in features}
+    rows: dict[str, int] = {}
+    for pattern, table in spec.tables.items():
+        for name in matched(pattern, names):
+            rows.setdefault(names[name], table.num_embeddings)
+    return {feature: rows.get(feature, spec.num_embeddings) for feature in names.values()}
+
+
+def check_num_ids(registry: RunConfig, schema: FeatureSchema, rows: Mapping[str, int]) -> None:
+    """Raise RegistryError if preprocessing makes more ids of a feature than its table has rows."""
+    for feature, steps in feature_steps(registry, schema).items():
+        made = steps[-1].num_ids
+        if made is not None and made > rows.get(feature, made):
+            message = (
+                f"{steps[-1].name!r} produces up to {made:,} ids of feature {feature!r}, but "
+                f"the table has {rows[feature]:,} rows. Raise num_embeddings, or lower the number "
+                "of ids"
+            )
+            where = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")
+            raise RegistryError([Problem(*where, message)])
+
+
 def plugin_versions(config: RunConfig) -> dict[str, str]:
     """Return a dict from plugin name to distribution and version, or to a digest of its file."""
     sections = [config.wrappers, *map(config.entries, config.kinds)]

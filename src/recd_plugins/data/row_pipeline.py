@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import ParamSpec, Self, TypeVar
 
 from recd_plugins.config import RunConfig
-from recd_plugins.config.run_config import feature_steps
+from recd_plugins.config.run_config import check_num_ids
 from recd_plugins.data.checks import check_ids, check_numbers
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import (
@@ -24,7 +24,6 @@ from recd_plugins.data.rows import session_ids
 from recd_plugins.interfaces import Feed, Rows
 from recd_plugins.interfaces.batch import Batch, MakingTimes, ModelInput, Placement
 from recd_plugins.interfaces.plugin import plugin_call, plugin_items
-from recd_plugins.runtime.errors import Problem, RegistryError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,16 +48,7 @@ class RowPipeline(Feed):
     ) -> None:
         fit_converter(registry)
         self._schema = schema = registry.dataset.schema()
-        for feature, steps in feature_steps(registry, schema).items():
-            made, rows = steps[-1].num_ids, num_embeddings.get(feature)
-            if made is not None and rows is not None and made > rows:
-                message = (
-                    f"{steps[-1].name!r} produces up to {made:,} ids of feature {feature!r}, but "
-                    f"the table has {rows:,} rows. Raise num_embeddings, or lower the number of "
-                    "ids"
-                )
-                where = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")
-                raise RegistryError([Problem(*where, message)])
+        check_num_ids(registry, schema, num_embeddings)
         self._converter = registry.converter
         self._preprocess = build_preprocess(registry, schema)
         self._placement = plan_placement(registry, schema) if placement is None else placement

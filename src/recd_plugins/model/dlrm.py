@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torchrec.modules.embedding_configs import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.config.entries import matched
+from recd_plugins.config.run_config import num_embeddings
 from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
@@ -279,13 +279,3 @@ def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection 
             for feature in features
         ]
     )
-
-
-def num_embeddings(spec: ModelSpec, features: Iterable[str]) -> dict[str, int]:
-    """Return a dict from feature to its table's row count in ``spec.tables``, or the default."""
-    names = {table_name(feature): feature for feature in features}
-    rows: dict[str, int] = {}
-    for pattern, table in spec.tables.items():
-        for name in matched(pattern, names):
-            rows.setdefault(names[name], table.num_embeddings)
-    return {feature: rows.get(feature, spec.num_embeddings) for feature in names.values()}
