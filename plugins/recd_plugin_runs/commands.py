@@ -222,9 +222,10 @@ def predict(
         alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
         found = trained_models.on_ranks(read, on_rank, job, alike)
     if launcher.torchrun_rank() in (None, 0):
+        more = "" if found.has_keys else "; --keep COLUMN copies columns of a Parquet table"
         click.echo(
             f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "
-            f"({found.rows / found.seconds:,.0f} rows/s)",
+            f"({found.rows / found.seconds:,.0f} rows/s){more}",
             err=True,
         )
 

@@ -12,16 +12,22 @@ from recd_plugins.api import (
     Preprocessing,
     RunConfig,
     rank_agreement,
+    run_identity,
     trained_models,
     transforms,
 )
 
 
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
-    """Print a note if the training data is missing, with the reason."""
+    """Print a note if the training data is missing, with the reason.
+
+    Raises RecdError if the dataset options differ from training, which can be the reason.
+    """
     if isinstance(registry.dataset, trained_models.AbsentData):
+        run_identity.check_same_dataset(checkpoint, registry)
+        error = str(registry.dataset.error).rstrip(".")
         click.echo(
-            f"The training data cannot be read ({registry.dataset.error}). The command uses the "
+            f"The training data cannot be read ({error}). The command uses the "
             f"columns stored in {checkpoint}.",
             err=True,
         )

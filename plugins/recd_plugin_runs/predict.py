@@ -127,10 +127,14 @@ class PredictJob(trained_models.TrainedJob):
 
 @dataclass(frozen=True)
 class Predicted:
-    """Number of scored rows, and the seconds spent on reading, scoring and writing."""
+    """Number of scored rows, and the seconds spent on reading, scoring and writing.
+
+    ``has_keys`` is True if the score file has columns of the table.
+    """
 
     rows: int
     seconds: float
+    has_keys: bool
 
 
 def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
@@ -163,7 +167,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
                 advance(sum(turn.counts))
     unknown.say()
     lookup_kernels.close_kernels(trained.parts.dmp)
-    return Predicted(rows, time.perf_counter() - start)
+    return Predicted(rows, time.perf_counter() - start, bool(keys or job.keep))
 
 
 def score_turns(

@@ -206,23 +206,29 @@ def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table])
     Returns:
         True if the data is the training data of the checkpoint.
     """
-    rows = (f"dataset.options.{name}" for name in registry.dataset.row_options)
     identity = identity_of(replace(registry, wrappers=()), tables)
-    return check_same_model(checkpoint, identity, free=(*FREE, *rows), registry=registry)
+    return check_same_model(checkpoint, identity, registry=registry)
+
+
+def check_same_dataset(checkpoint: Path, registry: RunConfig) -> None:
+    """Raise ``RecdError`` if the dataset options differ from training. Does not need the data."""
+    said = {"dataset": _plugin(registry.dataset)}
+    check_same_model(checkpoint, said, ["dataset.use", "dataset.options"], registry)
 
 
 def check_same_model(
     checkpoint: Path,
     identity: Mapping[str, Any],
     fields: Collection[str] = SCORES,
-    free: Collection[str] = FREE,
     registry: RunConfig | None = None,
 ) -> bool:
     """Raise ``RecdError`` if the checkpoint belongs to another model.
 
     Return True if the data is the training data of the checkpoint. Identity fields in ``fields``
-    must be equal, except those in ``free``.
+    must be equal, except the row options of the dataset, such as the split.
     """
+    rows = registry.dataset.row_options if registry else ()
+    free = (*FREE, *(f"dataset.options.{name}" for name in rows))
     before, now = _fields_of(checkpoint), _fields(identity)
     differing = _differing(before, now)
     wrong = [
@@ -250,7 +256,7 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
     fitted_steps(registry, schema)
     features = (*schema.sparse, *schema.dense)
     said = [_entry(entry, "features", features) for entry in registry.preprocessing]
-    check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"], registry=registry)
+    check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"], registry)
 
 
 # Resuming, before the model is built.
