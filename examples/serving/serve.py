@@ -79,7 +79,7 @@ class Scorer:
 
 
 def _reject(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
+    raise ValueError(f"{constant} is not a JSON number; send null for a missing value")
 
 
 def application(scorer: Scorer) -> Starlette:

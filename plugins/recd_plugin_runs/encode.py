@@ -67,8 +67,8 @@ class Encoder:
 
     Args:
         folder: output folder of ``recd export``.
-        strict: reject every unknown column with a name that is similar to a known column. By
-            default, such a column is rejected only if the known column is missing.
+        strict: reject every unknown column. By default, a column is rejected only if its name is
+            similar to that of a missing column.
         row, shared: names of a row and of the shared columns in messages.
     """
 
@@ -91,7 +91,7 @@ class Encoder:
 
         Args:
             rows: values of each row, keyed by column of the training table. None is a missing
-                value. Other columns are ignored.
+                value. Other columns are ignored, or rejected if the encoder is strict.
             shared: columns with the same value for all rows. Their ids are stored once.
 
         Raises:
@@ -139,11 +139,13 @@ class Encoder:
         return self._shared if number < 0 else f"{self._row} {number}"
 
     def _check_names(self, row: Row, shared: Row, where: str) -> None:
-        """Raise ValueError for a column that is probably a misspelt known column."""
+        """Raise ValueError for a misspelt column or, if strict, for any unknown column."""
         known = self._known if self._strict else self._known - row.keys() - shared.keys()
         for name in row.keys() - self._known:
-            if close := difflib.get_close_matches(str(name), known, n=1, cutoff=0.75):
-                raise ValueError(f"{where}: unknown column {name!r}. Did you mean {close[0]!r}?")
+            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.75)
+            if close or self._strict:
+                remedy = f"Did you mean {close[0]!r}?" if close else "Remove the column."
+                raise ValueError(f"{where}: unknown column {name!r}. {remedy}")
 
 
 def _find(row: Any, column: str) -> Any:
@@ -184,9 +186,10 @@ def _ids(value: Any, one: Row) -> list[int]:
         separator = one.get("separator")
         if separator is not None and isinstance(value, str):
             value = _split(value, separator)
-        if isinstance(value, str | bytes | Mapping):
+        is_single = not isinstance(value, list | tuple)
+        takes_single = one.get("single") or separator is not None
+        if is_single and not _is_missing(value) and not (takes_single and isinstance(value, _REAL)):
             raise ValueError("This column needs a list of ids.")
-        is_single = _is_missing(value) or not isinstance(value, list | tuple)
         values = [value] if is_single else list(value)
         if "max_length" in one:
             values = values[-one["max_length"] :]

@@ -381,6 +381,7 @@ _RULES = {
         "seconds": "a time of day or a duration in seconds",
     },
     "boolean": "also accepts the texts true and false",
+    "single": "true if one id needs no list",
     "separator": "separates ids in a text. If it is a comma or space, brackets around the text and "
     "quotes around ids in brackets are removed",
     "missing": "replaces a missing value: an id or number, empty (no id) or error",
@@ -429,7 +430,7 @@ def _encodings(schema: FeatureSchema, dataset: Dataset) -> list[dict[str, Any]]:
     if encodings is not None:
         found: list[dict[str, Any]] = encodings()
         return found
-    ids = {"kind": "ids", "value": "integer", "missing": "error"}
+    ids: dict[str, Any] = {"kind": "ids", "value": "integer", "missing": "error", "single": True}
     number = {"kind": "number", "value": "number", "missing": "error", "infinite": "error"}
     columns = {**dict.fromkeys(schema.sparse, ids), **dict.fromkeys(schema.dense, number)}
     return [{"feature": name, "column": name, **rules} for name, rules in columns.items()]

@@ -148,6 +148,15 @@ def test_encoded_rows_may_use_another_on_nan(folder: Path) -> None:
     assert counts == [40, 40]
 
 
+def test_a_changed_role_is_told(folder: Path) -> None:
+    (folder / "other.yaml").write_text(REGISTRY.replace("small: number", "small: id"))
+    words = ["predict", "other.yaml", "train.parquet", "-o", "x.csv"]
+    done = forked.run([forked.RECD, *words], cwd=folder)
+    assert done.returncode == 1
+    assert 'dataset.options.columns.small.as was ["number"] and is now ["id"]' in done.stderr
+    assert "cannot be read" not in done.stderr
+
+
 def test_a_sample_request_can_be_scored(folder: Path) -> None:
     table = folder / "train.parquet"
     recd(folder, "export", "r.yaml", "-o", "whole")
@@ -170,6 +179,7 @@ def test_a_sample_request_can_be_scored(folder: Path) -> None:
 WRONG = [
     ({"city": 3}, "row 1: column 'city' is 3. Ids of this column are text."),
     ({"seen": "a b"}, "column 'seen' is 'a b'. This column needs a list"),
+    ({"seen": 5}, "column 'seen' is 5. This column needs a list of ids"),
     ({"numbers": ["x"]}, "Ids of this column are digits"),
     ({"flag": 0.5}, "Ids of this column are true and false"),
     ({"flag": "maybe"}, "Ids of this column are true and false"),
@@ -208,8 +218,14 @@ def test_columns_are_sent_once(folder: Path) -> None:
     del rows[1]["flga"]
     rows[1]["smal"] = 0.5
     encoder.encode(rows)
+    strict = Encoder(folder / "exported", strict=True)
+    for row in rows:
+        del row["when"], row["click"]  # not features
     with pytest.raises(ValueError, match=r"row 1: unknown column 'smal'\. Did you mean 'small'\?"):
-        Encoder(folder / "exported", strict=True).encode(rows)
+        strict.encode(rows)
+    rows[1]["other"] = rows[1].pop("smal")
+    with pytest.raises(ValueError, match=r"row 1: unknown column 'other'\. Remove the column"):
+        strict.encode(rows)
     rows[1] = None
     with pytest.raises(ValueError, match="row 1 is not an object"):
         encoder.encode(rows)
