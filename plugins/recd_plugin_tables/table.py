@@ -21,10 +21,12 @@ from recd_plugin_tables.kinds import (
     Leaf,
     feature_name,
     holds_nothing,
+    is_list,
     is_text,
     leaf_array,
     leaves,
     list_parts,
+    plain,
     sort_of,
     type_of_sort,
 )
@@ -385,9 +387,12 @@ class Table(Dataset):
             here, wanted = (sort.removeprefix("lists of ") for sort in (sort_of(leaf.type), there))
             compared = self._is_compared(leaf.name) and not holds_nothing(leaf.type)
             if there and compared and here != wanted:
+                stored = wanted
+                if there != wanted and not is_list(plain(leaf.type)):
+                    stored = f"{there}, in Parquet or JSON lines"
                 problem = (
                     f"column {leaf.name!r} contains {here}, but {there} in the training table "
-                    f"{trained}. Store the column as {wanted}."
+                    f"{trained}. Store the column as {stored}."
                 )
                 if (here, there) == ("text", "numbers") and (first := _first_text(mine, leaf)):
                     row, text = first

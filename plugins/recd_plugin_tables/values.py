@@ -194,7 +194,8 @@ _LARGE = (
 _QUOTED = r"""^(?:"(.*)"|'(.*)')$"""
 # A text in one pair of brackets.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
-_WHOLE = "Ids must be 64-bit integers or text. Store the column as text, or set as: number."
+#: Message for numbers that cannot be ids.
+WHOLE = "Ids must be 64-bit integers or text. Store the column as text, or set as: number."
 _NULL = "The id is missing. Fill in a value, or set option 'missing' to 'empty', 'drop' or an id."
 
 
@@ -226,13 +227,13 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
         if wrong.any():
             at = int(wrong.argmax())
             large = np.floor(numbers[at]) == numbers[at] and np.isfinite(numbers[at])
-            raise cells.wrong(at, _LARGE if large else _WHOLE)
+            raise cells.wrong(at, _LARGE if large else WHOLE)
         return pa.array(np.where(empty, 0, numbers).astype(np.int64), mask=empty)
     if pt.is_decimal(kind):
         found = values.to_pylist()
         for at, value in enumerate(found):
             if value is not None and (value != int(value) or not -(2**63) <= value < 2**63):
-                raise cells.wrong(at, _WHOLE)
+                raise cells.wrong(at, WHOLE)
         return pa.array([None if value is None else int(value) for value in found], pa.int64())
     return values.cast(pa.int64())
 

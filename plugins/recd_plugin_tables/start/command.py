@@ -124,9 +124,14 @@ def init(
 
     from recd_plugin_tables.sources import SourceOptions, open_source
     from recd_plugin_tables.start.guess import Wanted, guess, label_stands_outside
-    from recd_plugin_tables.start.registry_text import registry_text
+    from recd_plugin_tables.start.registry_text import path_line, registry_text
     from recd_plugin_tables.start.survey import survey
 
+    if force is None and not (label or session or time) and file.exists():  # of `recd run`
+        text = file.read_text(encoding="utf-8", errors="surrogateescape")
+        if path_line(table) in text:
+            click.echo(f"using {file}, the registry file of an earlier run", err=True)
+            return
     names = None if header is None else tuple(name.strip() for name in header.split(","))
     given = {
         "format": format_name,
@@ -150,7 +155,7 @@ def init(
         found = survey(source, ())
     guesses = guess(found, wanted)
     text = registry_text(guesses, location=table, file=file, source=how, test=test)
-    if force is None:  # of `recd run`
+    if force is None:
         _check_same(file, text, table)
     file_utils.write_text(file, text)
     _say(guesses, file, positive_said=positive_from is not None)

@@ -41,7 +41,7 @@ from recd_plugin_tables.start.names import (
     words_of,
 )
 from recd_plugin_tables.start.survey import Seen, Survey
-from recd_plugin_tables.values import largest_whole
+from recd_plugin_tables.values import WHOLE, largest_whole
 from recd_plugins.api import DataError, text_utils
 
 # A list with at least this many ids on average is a history and gets its own pooling.
@@ -111,7 +111,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
                 why = f"{seen.distinct:,} distinct integers, also in lists of {lists!r}"
                 found = Guess(seen, (*found.roles[:-1], "id"), why)
             if name in wanted.roles:
-                found = _with_role(seen, wanted.roles[name], found)
+                found = _with_role(survey, seen, wanted.roles[name], found)
             if name in suspicious and set(found.roles) & set(FEATURES):
                 found = replace(found, suspicious=suspicious[name])
             columns.append(found)
@@ -123,10 +123,13 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     return Guesses(survey, tuple(columns), wanted.implicit)
 
 
-def _with_role(seen: Seen, role: Role, guessed: Guess) -> Guess:
+def _with_role(survey: Survey, seen: Seen, role: Role, guessed: Guess) -> Guess:
     """Return the guess for a column whose role was set by ``--as``."""
     if role == guessed.roles[-1]:
         return guessed
+    if role in ("id", "ids") and seen.least is not None and not seen.whole:
+        name = seen.leaf.name
+        raise DataError(f"{survey.location}: --as: column {name!r} has fractions. {WHOLE}")
     keys = [each for each in guessed.roles if each in KEYS] if role in FEATURES else []
     options = _separated(seen) if role == "ids" else {}
     history = role == "ids" and seen.length >= _HISTORY

@@ -39,8 +39,7 @@ version: 1
 dataset:
   use: tables.table
   options:
-    path: {path}
-{source}{explode}{implicit}    # Role of each column, guessed from its name, its type and
+{path}{source}{explode}{implicit}    # Role of each column, guessed from its name, its type and
     # {sample}. The roles are
     # id, ids, number, numbers, session, time, request, key, label and unused.
     # To change an id to a number or back, run recd init again with --as COLUMN=ROLE --force. By
@@ -68,7 +67,7 @@ sharding:
 """
 
 _IKJT = """\
-# Deduplicates features, because rows of a {group} repeat most of their values.
+# Deduplicates features, because rows of a {group} repeat lists.
 converter:
   use: recd.ikjt
   options: {{groups: auto, min_dedupe_factor: 1.5}}
@@ -149,12 +148,16 @@ def registry_text(
     if guesses.implicit:
         rows_of_batch = rows_of_batch // 16 * 20
     copies = 1 + _NEGATIVES if guesses.implicit and guesses.item and not items else 1
+    deduplicates = repeats_pay(guesses, rows_of_batch, copies)
+    group = (
+        "session" if guesses.the("session") else "request" if guesses.the("request") else "batch"
+    )
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
     numbers = guesses.features("number", "numbers")
     return _TEXT.format(
         head=_head(guesses, items or sides, location, file),
-        path=_word(location),
+        path=path_line(location),
         source=f"    source: {_flow(source)}\n" if source else "",
         explode=(
             f"    # Each element of these lists becomes a row. Other columns are stored once.\n"
@@ -174,17 +177,20 @@ def registry_text(
         order=_ORDER if guesses.the("session") or guesses.the("request") else "",
         split=_split(guesses, test, whole_sessions=items is not None),
         negatives=_negatives(guesses.item, sides) if guesses.implicit and not items else "",
-        converter=_IKJT.format(group="session" if guesses.the("session") else "request")
-        if repeats_pay(guesses, rows_of_batch, copies)
-        else _KJT,
+        converter=_IKJT.format(group=group) if deduplicates else _KJT,
         preprocessing=_preprocessing(rows, alike, numbers),
-        pooling=_pooling(histories),
+        pooling=_pooling(histories, " once per unique row" if deduplicates else ""),
         sharding=_SHARDING if rows else "",
         model=_sasrec(items, rows) if items else _model(rows, sides),
         evaluate="  evaluate: false # use recd rank instead\n" if items or sides else "",
         batch_size=rows_of_batch,
         runs=_word(f"runs/{file.stem}"),
     )
+
+
+def path_line(location: str) -> str:
+    """Return the line of a registry file that names its table."""
+    return f"    path: {_word(location)}\n"
 
 
 def _batch_size(samples: int) -> int:
@@ -383,11 +389,11 @@ def _dense_name(each: Guess) -> str:
     return feature_name(each.name) + ("_*" if "numbers" in each.roles else "")
 
 
-def _pooling(histories: Sequence[str]) -> str:
+def _pooling(histories: Sequence[str], once: str) -> str:
     if not histories:
         return ""
     lines = [
-        "# Histories are averaged once per unique row. Alternatives: recd.attention, recd.din.",
+        f"# Histories are averaged{once}. Alternatives: recd.attention, recd.din.",
         "pooling:",
         *_entry("recd.mean", histories, {}),
     ]

@@ -41,7 +41,9 @@ def test_a_file_that_is_there_is_kept_or_refused() -> None:
     assert "would be written for 2025/clicks.parquet" in refused.output.replace("\n", " ")
     made.write_text(edited := text.replace("epochs: 1", "epochs: 2"))
     assert edited != text
-    refused = run("2024/clicks.parquet", "--dry-run")
+    used = run("2024/clicks.parquet", "--dry-run")
+    assert (used.exit_code, f"using {made}" in used.output) == (0, True)
+    refused = run("2024/clicks.parquet", "--label", "clicked", "--dry-run")
     assert refused.exit_code == 1
     said = refused.output.replace("\n", " ")
     assert f"Run recd run {made} to use the file, or rm {made}" in said

@@ -103,6 +103,15 @@ def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
         table(path, test_path=tmp_path / "new.parquet").prepare()
 
 
+def test_lists_need_a_format_with_lists(tmp_path):
+    pq.write_table(pa.table({"seen": [[1], [2]], "clicked": [0, 1]}), tmp_path / "old.parquet")
+    (tmp_path / "new.csv").write_text('seen\n"[1, 2]"\n')
+    trained = table(tmp_path / "old.parquet", columns={"seen": "ids", "clicked": "label"})
+    message = r"Store the column as lists of numbers, in Parquet or JSON lines\."
+    with pytest.raises(DataError, match=message):
+        trained.to_score(str(tmp_path / "new.csv")).prepare()
+
+
 def test_the_first_text_among_numbers_is_told(tmp_path):
     (tmp_path / "old.csv").write_text("price,clicked\n1.5,0\n2,1\n")
     (tmp_path / "new.csv").write_text("price,clicked\n1.5,0\n,1\nn/k,0\n")

@@ -438,6 +438,7 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
         (["--format", "excel"], "--format"),
         (["--as", "age=float"], "--as 'age=float' is not COLUMN=ROLE. Use one of these roles: id"),
         (["--as", "agee=id"], "--as: the table has no column 'agee'. Did you mean 'age'?"),
+        (["--as", "price=id"], "column 'price' has fractions. Ids must be 64-bit integers or text"),
         (["--as", "embedding=id"], "--as: column 'embedding' has type list<element: double>"),
     ],
 )
@@ -483,6 +484,10 @@ def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
         sparse, number = ("size", "code") if options else ("code", "size")
         assert found.dataset.schema().sparse == (sparse,)
         assert list(made["model"]["tables"]) == [f"t_{sparse}"]
+        small = f"model.tables.t_{sparse}={{num_embeddings: 2}}"
+        told = [runner.invoke(main, ["validate", str(file), *each]) for each in ([], [small])]
+        assert [each.exit_code for each in told] == [0, 1]
+        assert f"ids of feature '{sparse}', but the table has 2 rows" in told[1].output
         assert made["preprocessing"][0]["features"] == [sparse]
         assert all(each["features"] == [number] for each in made["preprocessing"][1:])
     assert columns["code"] == {"as": "number", "missing": float(np.round(np.nanmedian(ages), -2))}
@@ -553,7 +558,11 @@ def test_equal_rows_are_stored_once_where_that_is_faster(
         **({"seen": lists} if length else {}),
         **({} if options else {"click": draw.integers(0, 2, ROWS)}),
     }
-    assert Made(tmp_path, columns, *options).document["converter"]["use"] == converter
+    made = Made(tmp_path, columns, *options)
+    assert made.document["converter"]["use"] == converter
+    assert ("rows of a session repeat lists" in made.text) == (converter == "recd.ikjt")
+    if made.document.get("pooling"):
+        assert ("averaged once per unique row" in made.text) == (converter == "recd.ikjt")
 
 
 SESSIONS = np.repeat(np.arange(80), 5)

@@ -31,16 +31,9 @@ class Starts(click.Group):
 
 
 def write_registry(ctx: click.Context, table: str, file: Path, **options: Any) -> None:
-    """Write the registry file of a table, as ``recd init TABLE FILE`` does.
+    """Write the registry file of a table, as ``recd init TABLE FILE`` does with ``options``.
 
-    Args:
-        ctx: context of the command.
-        table: path or URL of the table.
-        file: the registry file to write.
-        options: options of ``recd init``, such as ``session``.
-
-    Raises:
-        RecdError: the table cannot be used, or no plugin accepts tables.
+    Raises RecdError if the table cannot be used, or no plugin accepts tables.
     """
     starts, manager = contributed(ctx, "register_starts", Starts)
     start = starts.commands.get(TABLE)

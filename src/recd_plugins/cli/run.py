@@ -50,14 +50,7 @@ if TYPE_CHECKING:
 def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
     """Return the registry file of a run. For a table, generate the file as ``recd init`` does.
 
-    Args:
-        ctx: context of the command.
-        given: a registry file, or the path or URL of a table.
-        columns: names of the label, session and time columns; None for options that are not given.
-
-    Raises:
-        RecdError: the table cannot be used, no plugin accepts tables, or the registry file exists
-            and differs from the generated file.
+    ``columns`` has the names of the label, session and time columns; None if not given.
     """
     from recd_plugins.config.document import names_table
 
@@ -72,7 +65,7 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
             )
         return Path(given)
     file = generated_registry(given)
-    # None: an existing file must equal the file that would be written.
+    # None: use an existing file. With options, it must equal the file that would be written.
     write_registry(ctx, given, file, force=None, **named)
     return file
 
