@@ -70,9 +70,8 @@ class KeptColumns:
                 raise
             raise DataError(
                 f"{location}: --keep copies columns of Parquet tables only, and this table is not "
-                f"Parquet. Remove --keep, and join the table and the score file on column {ROW!r} "
-                "of the score file. Columns with the role key, such as [id, key], are always "
-                "copied: set the role before training."
+                f"Parquet. Remove --keep, and join the table and the score file on column {ROW!r}. "
+                "Or train again with role 'key' for the columns: they are always copied."
             ) from error
         there = table.schema.names
         self._paths = {name: [name] if name in there else name.split(".") for name in columns}

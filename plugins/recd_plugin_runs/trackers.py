@@ -70,14 +70,17 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
-        """Open the records. ``kept`` is the tracker's state in a checkpoint, or None."""
+        """Open this tracker's log before the first step.
+
+        ``kept`` is the state of this tracker in the checkpoint that the run resumes from, or None.
+        """
 
     @abstractmethod
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Record the metrics after a training step, keyed by name."""
 
     def close(self, *, completed: bool) -> None:
-        """Close the records. ``completed`` is False if the run failed or was interrupted."""
+        """Close this tracker's log. ``completed`` is False if the run failed or was interrupted."""
 
     def more_state(self) -> Mapping[str, Any]:
         """Return JSON values to store in the checkpoint, which ``begin`` needs to resume."""

@@ -32,7 +32,7 @@ WINDOW_BATCHES = 64
 
 
 class HotBatches(DatasetWrapper):
-    """Groups samples whose rows are all cached into separate batches (SCARS, III and IV)."""
+    """Separates batches of samples that read only cached rows (SCARS, III and IV)."""
 
     name = "scars.hot_batches"
 

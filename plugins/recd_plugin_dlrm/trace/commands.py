@@ -60,7 +60,7 @@ def profile_command(
     rows: int | None,
     force: bool,
 ) -> None:
-    """Profile the traces of SOURCE: a text file (.gz too), or a registry file (.yaml, .yml).
+    """Measure how soon ids repeat in a text file (.gz too) or in the dataset of a registry file.
 
     In a text file, each trace is a column of integers. For a registry file, the trace of a table
     lists the ids that are looked up in the training rows, after preprocessing.

@@ -43,7 +43,7 @@ class MakingTimes:
 
     @property
     def total(self) -> float:
-        """Sum of the four stages, of which ``transfer`` includes ``arrival``."""
+        """Seconds of all stages. ``arrival`` is a part of ``transfer`` and not added again."""
         return self.fill + self.convert + self.preprocess + self.transfer
 
     @property

@@ -85,7 +85,7 @@ class Session:
     def train(self, variant: Variant | None = None, sharding: str | None = None) -> Result:
         """Train on all ranks. ``sharding`` is the plugin to use in the first sharding entry.
 
-        ``variant`` and ``sharding`` name the run in progress lines of a comparison.
+        In a comparison, progress lines start with ``variant`` and ``sharding``.
         """
         label = sharding or variant or self.job.label
         sharding = sharding or self.job.sharding
