@@ -118,7 +118,7 @@ def _before(blocks: Blocks, values: Int64s) -> Int64s:
 
 
 def _log_misses(blocks: Blocks, slots: Int64s) -> Floats:
-    """Return the log-probability that the first ``slots`` samples of a block are negative."""
+    """Return the log-probability that a block, in random order, starts with ``slots`` negatives."""
     misses = np.zeros(len(slots))
     there = (blocks.positives > 0) & (slots > 0)
     misses[there & (blocks.size - blocks.positives < slots)] = -np.inf

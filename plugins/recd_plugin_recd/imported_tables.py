@@ -91,8 +91,8 @@ def _imported(
             if "recd init:" not in str(error):
                 raise
             raise DataError(
-                f"{error} Run recd init {path} my.yaml with this option, and use my.yaml instead "
-                f"of {path}."
+                f"{error} To use the recd init option, run recd init {path} my.yaml with it, "
+                f"and then this command with my.yaml instead of {path}."
             ) from error
         registry = load_registry(file, plugins_dir=plugins_dir)
     if registry.dataset.session_keys() is None:

@@ -1,4 +1,4 @@
-"""Builds imports of tables in the cache folder; needs numba."""
+"""Converts tables to Parquet files in the cache folder; needs numba."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class TierTraffic:
 
 
 def cold_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the tensor sizes that a rank sends to all other ranks before the ids."""
+    """Return the bytes of the message with tensor sizes that a rank sends before the ids."""
     return 3 * ID_BYTES * (plan.cluster.world_size - 1)
 
 

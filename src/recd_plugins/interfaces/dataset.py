@@ -93,7 +93,7 @@ class Reader(ABC):
                 yield (rows,)
 
     def num_blocks(self) -> int | None:
-        """Return the number of blocks; None if unknown. Override this method with ``blocks``."""
+        """Return the number of blocks; None if unknown. Override it if you override ``blocks``."""
         return None
 
     def skip(self, num_batches: int) -> int:

@@ -63,7 +63,7 @@ class Sharding(Plugin, ABC):
 
         Args:
             tables: tables of one module type with similar lookups.
-            context: planning context, with the distinct ids of all tables to choose for.
+            context: planning context. Its numbers of distinct ids are known for ``tables``.
         """
         return ()
 

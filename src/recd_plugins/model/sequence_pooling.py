@@ -147,7 +147,10 @@ class SequencePooling(nn.Module):
 
 @dataclass
 class _Group:
-    """Features of one plugin with equal inverse indices, or on CUDA with equal row counts."""
+    """Features that one pooling plugin pools in one call.
+
+    They share inverse indices, or on CUDA have equally many rows.
+    """
 
     plugin: Pooling
     inverse: Tensor | None

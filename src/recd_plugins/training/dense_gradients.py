@@ -32,9 +32,9 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
 class _DenseGradients(DefaultDataParallelWrapper):
     """Wraps the model in DDP if that is the fastest way to sum the gradients of dense layers.
 
-    One rank sums no gradients. If all parameters get gradients, ``_OneAllReduce`` replaces DDP on
-    CUDA, where DDP launches two kernels per parameter. On CPUs, a step of DDP with zero gradients
-    then rebuilds the buckets before the first step.
+    A single rank needs no sum. On CUDA, DDP launches two kernels per parameter, so
+    ``_OneAllReduce`` replaces it if every parameter gets a gradient in each step. On the CPU, one
+    backward pass with zero gradients makes DDP rebuild its buckets before training starts.
     """
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
