@@ -372,11 +372,12 @@ def row_times(keys: Int64s, lengths: Int64s, starts: Int64s, duration: int) -> I
 def list_versions(
     keys: Int64s, positions: Int64s, keep: NDArray[np.float64], replace: float
 ) -> NDArray[np.int64]:
-    """Return the version of the lists of each clock in each row, int64 ``[clocks, rows]``.
+    """Return version numbers of list features, int64 ``[clocks, rows]``; equal means equal lists.
 
-    Features that change in the same rows have one clock. Equal versions mean equal lists. From row
-    to row, a version stays with probability ``keep[clock]``. Otherwise, it grows by REPLACED (a new
-    list) with probability ``replace``, or by 1 (one new id).
+    A clock is a set of features that change in the same rows. ``keys`` are the sessions of the
+    rows, and ``positions`` their places in the session. From one position to the next, a version
+    stays with probability ``keep[clock]``. Otherwise, it grows by REPLACED (a new list) with
+    probability ``replace``, or by 1 (one new id).
     """
     versions = np.empty((len(keep), len(keys)), np.int64)
     for clock in range(len(keep)):

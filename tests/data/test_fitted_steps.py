@@ -76,7 +76,7 @@ class Known(Preprocessing):
     def transform(self, values, offsets):
         import torch
         if self.options.fault == "refuses":
-            raise DataError("fault is set. Remove it")
+            raise DataError("remove option 'fault'")
         ids = torch.tensor(sorted(self.ids))
         return torch.where(torch.isin(values, ids), torch.searchsorted(ids, values), 0), offsets
 
@@ -229,7 +229,7 @@ def test_ranks_are_fitted_alike(folder: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_step_refuses_names_its_entry(folder: Path, workers: int) -> None:
     found = registry(folder, ALL % ", options: {fault: refuses}", workers=workers)
-    message = f"{folder}/registry.yaml:11 preprocessing[0]: acme.known: fault is set. Remove it"
+    message = f"{folder}/registry.yaml:11 preprocessing[0]: acme.known: remove option 'fault'"
     with pytest.raises(RecdError, match=f"^{re.escape(message)}$"):
         rows_of(found)
     found = registry(folder, ALL % ", options: {fault: refuses fit}")

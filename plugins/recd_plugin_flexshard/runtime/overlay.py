@@ -169,7 +169,7 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Set the row numbers (int64) of the copies, keyed by table. Their total stays the same."""
+        """Set the copied row numbers (int64), keyed by table; as many in total as before."""
         self.rows: Mapping[str, Tensor] = rows
         self._updates = self._parts({table: len(of_table) for table, of_table in rows.items()})
 
@@ -317,7 +317,7 @@ class Overlay:
         self.num_updates += 1
 
     def _touched_parts(self, touched: Routes) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """Return each update rule, its part of ``touched.rows``, and the slice of this part."""
+        """Return each update rule with its rows of ``touched.rows`` and their slice in it."""
         slices = [slice(*pair) for pair in pairwise([0, *touched.ends])]
         rules = [rule for rule, _ in self._updates]
         return [(rule, touched.rows[s], s) for rule, s in zip(rules, slices, strict=True)]

@@ -165,9 +165,9 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
     """Return a copy with the plugin ``name`` in the first enabled ``sharding`` entry.
 
-    The options come from an entry with this plugin and the same ``tables``, even a disabled one.
-    Without such an entry, the defaults apply. If the plugin is a chooser (``chooses``) with an
-    enabled entry, that entry also provides the tables. A chooser is added if no entry is enabled.
+    If another entry, even a disabled one, has this plugin and the ``tables`` of the replaced entry,
+    it is enabled instead, with its options. Otherwise, the options are the defaults. A plugin that
+    ``chooses`` other plugins takes the tables of both entries. It is added if no entry is enabled.
 
     Raises:
         RegistryError: no entry is enabled, and the plugin is not a chooser.

@@ -299,9 +299,9 @@ class AccessProfile:
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(
-                f"{path}: the file is damaged or not Parquet: "
-                f"{' '.join(str(error).split()).rstrip('.')}. Create an access profile with recd "
-                "profile registry"
+                f"{path}: the access profile is damaged or not Parquet: "
+                f"{' '.join(str(error).split()).rstrip('.')}. Create it again with `recd profile "
+                "registry`"
             ) from error
         head = json.loads((lines.schema.metadata or {}).get(_KEY, "{}"))
         if head.get("version") != _VERSION:

@@ -178,7 +178,7 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
 
 
 def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
-    """Warn about settings that have no effect because ``base`` has no sharder for their modules."""
+    """Warn about settings of modules whose type no given sharder shards: they have no effect."""
     registry = prepared.registry
     entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
     for module in embedding_modules(prepared.model):

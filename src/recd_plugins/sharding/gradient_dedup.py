@@ -39,8 +39,9 @@ class DedupGradientAllToAll:
 
     The message to a rank contains the distinct gradients and one index per row, 16-bit if possible.
     If the full list of gradients is shorter, it is sent instead, and a flag in the message says so.
-    After a step that saves little, up to 64 steps skip the comparison. Messages may be shorter than
-    the receive buffers, which gloo allows. The forward pass of ``sequences`` stays unchanged.
+    If deduplication saves little in a step, up to 64 steps send all gradients without trying it.
+    Messages may be shorter than the receive buffers, which gloo allows. The forward pass is that of
+    TorchRec's all-to-all.
     """
 
     def __init__(self, sequences: SequenceEmbeddingsAllToAll) -> None:

@@ -191,7 +191,7 @@ class Result:
         return {**values, **shown}
 
     def tables(self, *, verbose: bool = False) -> list[Table]:
-        """Return tables of the metrics and of the speed. ``verbose`` also shows zero bytes."""
+        """Return tables of metrics and speed. ``verbose`` also lists byte counts of 0."""
         found = figures(self)
         splits = [name for name in ("test", "train") if f"{name}_samples" in found]
         metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(("test_", "train_"))}
