@@ -120,7 +120,7 @@ def damage(path: Path) -> None:
     [
         (Path.unlink, "no such file. Create it with recd profile registry"),
         (damage, "p.parquet: "),
-        (lambda path: path.write_text("table,row\n"), "the access profile is damaged or not Parquet"),
+        (lambda path: path.write_text("table,row\n"), "profile is damaged or not Parquet"),
         (
             lambda path: edit(path, lambda head: head.update(version=2)),
             "not an access profile of ver",
