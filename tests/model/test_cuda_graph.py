@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recd_plugins.model import cuda_graph
 from recd_plugins.model.cuda_graph import GraphedLoss
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
@@ -103,6 +105,26 @@ def check_limits(rank: int, world_size: int) -> None:
 
 def test_other_calls_run_without_graphs() -> None:
     launch(check_limits, 1)
+
+
+class Waits(Layers):
+    def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, logits = super().loss(features, labels)
+        return loss * (1 if loss.item() > 0 else 2), logits
+
+
+def check_layers_that_wait(rank: int, world_size: int) -> None:
+    with fake_cuda() as device, patch.object(cuda_graph.logger, "warning") as warned:
+        model = Waits(True).to(device)
+        losses = [model(*inputs(8, device))[0] for _ in range(3)]
+        losses[-1].backward()
+        assert losses[0].item() == losses[1].item() == losses[2].item()
+    warned.assert_called_once()
+    assert "the capture failed" in warned.call_args.args[1]
+
+
+def test_layers_that_cannot_be_captured_run_without_graphs() -> None:
+    launch(check_layers_that_wait, 1)
 
 
 def check_capture(rank: int, world_size: int) -> None:

@@ -53,10 +53,14 @@ class GraphedLoss:
             if not repeats or self._captures == _MOST_CAPTURES:
                 return layers(*inputs)
             self._captures += 1
-            self._graphs = _Graphs(layers, parameters, inputs, seen)
-            if not self._graphs.equal_eager:
+            try:
+                self._graphs = _Graphs(layers, parameters, inputs, seen)
+                why = "" if self._graphs.equal_eager else "their results differ"
+            except RuntimeError as error:  # the layers wait for the GPU, for example
+                why = f"the capture failed: {error}"
+            if why:
                 self._graphs, self._captures = None, _MOST_CAPTURES
-                logger.warning("CUDA graphs of the dense layers give other results: not used")
+                logger.warning("the dense layers run without CUDA graphs, because %s", why)
                 return layers(*inputs)
         replayed: tuple[Tensor, Tensor] = _Replay.apply(self._graphs, *inputs, *parameters)  # type: ignore[no-untyped-call]
         return replayed
