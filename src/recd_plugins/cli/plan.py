@@ -154,7 +154,7 @@ def plan(
     """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
 
     Shows the shards, the memory per rank and the predicted times, compared with the plan of plain
-    TorchRec. Flags of plugins, such as --readers, run another planner instead.
+    TorchRec. Flags of plugins run another planner instead.
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
