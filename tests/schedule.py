@@ -146,7 +146,6 @@ IN_TURN = {
     "data/test_workers.py": 3,
     "distributed/test_launch.py::test_failures_of_one_rank": 3,
     "distributed/test_parity.py::test_parity_of_poolings": 3,
-    "docs/test_pages.py::test_the_code_runs": 2,
     "drop_in/matrix/test_matrix.py::test_no_cell": 24,
     "drop_in/test_torchrec_plans.py": 3,
     "examples/test_drawn_rows.py": 3,

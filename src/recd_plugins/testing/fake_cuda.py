@@ -461,6 +461,7 @@ def _count_copy(on_host: Any, to_device: bool, more: Any, kwargs: dict[str, Any]
 def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a function that has no gradient on the fake device, with the CPU's gradient."""
     if _captured is not None:
+        # A replay calls recorded operators, but this path needs autograd. Dense layers have none.
         raise NotImplementedError(f"fake_cuda: {name} in a CUDA graph")
     leaves, spec = tree_flatten((args, kwargs))
     at = [n for n, each in enumerate(leaves) if isinstance(each, Tensor)]
