@@ -21,6 +21,8 @@ from recd_plugins.api import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from recd_plugins.api import Batch, InverseKeyedJaggedTensor, dedup
 
 
@@ -70,6 +72,13 @@ class IkjtConverter(Converter):
             "equal rows in the first batch.",
         )
 
+        user_features: Literal["auto"] | list[str] = Field(
+            default="auto",
+            description="Features that are equal for all candidates of a request, sparse or dense. "
+            "Models compute layers of these features once per run of equal rows. auto: choose "
+            "from the first batch.",
+        )
+
         @field_validator("groups")
         @classmethod
         def _no_feature_twice(cls, groups: str | list[list[str]]) -> str | list[list[str]]:
@@ -86,6 +95,7 @@ class IkjtConverter(Converter):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._groups: tuple[DedupGroup, ...] | None = None
+        self._user_features: frozenset[str] = frozenset()
 
     @cached_property
     def _deduplicate(self) -> dedup.Deduplicator:
@@ -107,6 +117,12 @@ class IkjtConverter(Converter):
         )
         if self.options.compare == "auto":
             self._compare_neighbours_if_enough(sample)
+        if self.options.user_features == "auto":
+            self._user_features = self._repeating(sample, schema)
+        else:
+            names = self.options.user_features
+            check_features(f"{self.name}: user_features", set(names) - {*schema.dense}, schema)
+            self._user_features = frozenset(names)
 
     def report(self) -> tuple[DedupGroup, ...]:
         """Return the groups that ``fit`` chose. Empty before ``fit``."""
@@ -136,11 +152,14 @@ class IkjtConverter(Converter):
         plain = {
             name: arrow.sparse_column(rows, name) for name in schema.sparse if name not in grouped
         }
+        user = self._user_features
         return Batch(
             dense_features=arrow.dense_features(rows, schema.dense),
             labels=arrow.labels(rows, schema.label),
             kjt=from_columns.kjt_from_columns(plain, len(rows)) if plain else None,
             ikjts=self._deduplicated(rows, groups),
+            user_features=tuple(name for name in chain(*groups) if name in user),
+            user_dense_columns=tuple(n for n, name in enumerate(schema.dense) if name in user),
         )
 
     def _deduplicated(
@@ -162,6 +181,40 @@ class IkjtConverter(Converter):
         for more, ikjt in zip(neighbours, all_equal, strict=True):
             if more.values().numel() > _NEARLY_ALL * ikjt.values().numel():
                 self._deduplicate = compare_all
+
+    def _repeating(self, sample: Rows, schema: FeatureSchema) -> frozenset[str]:
+        """Return the features whose common runs of equal rows save most, on a sample of rows.
+
+        Features with long runs come first. A feature is left out if it shortens the common runs so
+        much that the number of features times the number of saved rows falls.
+        """
+        from recd_plugins.api import arrow, jagged
+
+        groups = [group.features for group in self.report() if group.deduplicated]
+        columns: dict[tuple[str, ...], Tensor] = {
+            tuple(ikjt.keys()): ikjt.inverse_lookup() for ikjt in self._deduplicated(sample, groups)
+        }
+        dense = arrow.dense_features(sample, schema.dense)
+        columns |= {
+            (name,): column for name, column in zip(schema.dense, dense.unbind(1), strict=True)
+        }
+
+        def num_runs(of: Iterable[Tensor]) -> int:
+            return jagged.runs_of_equal_rows([*of])[0].numel()
+
+        runs = {names: num_runs([column]) for names, column in columns.items()}
+        chosen: list[str] = []
+        kept: list[Tensor] = []
+        most_saved = 0
+        for names in sorted(columns, key=runs.__getitem__):
+            if runs[names] * self.options.min_dedupe_factor > len(sample):
+                break
+            num_saved = len(sample) - num_runs([*kept, columns[names]])
+            if (saved := (len(chosen) + len(names)) * num_saved) > most_saved:
+                most_saved = saved
+                kept.append(columns[names])
+                chosen += names
+        return frozenset(chosen)
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
         """Group features that have the same inverse indices in the sample."""

@@ -236,3 +236,18 @@ def test_a_pinned_batch_moves_in_one_copy(batch: Batch, partial_batch: Batch) ->
     partial = Placement(pooled=("c", "m"), replicated=("m",), sequence=("m", "n"))
     batches = [lower(batch, exact), lower(partial_batch, partial)]
     launch(move_on_fake_cuda, 1, batches)
+
+
+def test_request_rows_are_runs_of_equal_user_features(batch: Batch) -> None:
+    dense = torch.tensor([[1.0, 5.0], [1.0, 6.0], [2.0, 7.0]])
+    user = Batch(dense, batch.labels, batch.kjt, batch.ikjts, (), ("a", "b"), (0,))
+    request = lower(user, Placement(pooled=("c", "a", "b", "d"))).request
+    assert request is not None
+    assert request.first_rows.tolist() == [0, 1, 2]
+    assert request.inverse.tolist() == [0, 1, 2]
+    same = Batch(dense[[0, 0, 2]], batch.labels, batch.kjt, (), (), (), (0,))
+    request = lower(same, Placement(pooled=("c",))).request
+    assert request is not None
+    assert request.inverse.tolist() == [0, 0, 1]
+    assert request.expand(request.select(dense[[0, 0, 2]]))[:, 0].tolist() == [1.0, 1.0, 2.0]
+    assert lower(batch, Placement(pooled=("c",))).request is None

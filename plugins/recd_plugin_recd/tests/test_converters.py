@@ -123,6 +123,24 @@ def test_wrong_options_are_refused(cls: Any, options: dict[str, Any], message: s
         cls.Options(**options)
 
 
+def test_user_features_are_those_whose_rows_repeat_together() -> None:
+    """`bought` changes more often than the others, `item` in every row."""
+    schema = FeatureSchema(sparse=tuple(COLUMNS), dense=("age", "price"), label="label")
+    data = rows_of(COLUMNS).data
+    for name, numbers in (("age", [3.0, 3.0, 3.0, 4.0]), ("price", [1.0, 2.0, 3.0, 4.0])):
+        data = data.append_column(name, pa.array(numbers))
+    rows = Rows(data, rows_of(COLUMNS).origins)
+    auto = make(IkjtConverter)
+    auto.fit(rows, schema)
+    batch = auto.convert(rows, schema)
+    assert batch.user_features == ("viewed", "seller")
+    assert batch.user_dense_columns == (0,)
+    named = make(IkjtConverter, user_features=["bought", "price"])
+    named.fit(rows, schema)
+    batch = named.convert(rows, schema)
+    assert (batch.user_features, batch.user_dense_columns) == (("bought",), (1,))
+
+
 def test_groups_that_part_after_the_sample_stay_exact() -> None:
     converter = fitted(IkjtConverter, COLUMNS, compare="all")
     later = {**COLUMNS, "seller": [[10, 20], [10, 21], [10, 20], [30, 40]]}

@@ -26,6 +26,7 @@ from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments, jagged_index_select
 from recd_plugins.sparse.jagged import runs_of_equal_rows
+from recd_plugins.sparse.request_rows import RequestRows
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,23 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
             if (segments := sequences[name].segments) is not None
         },
         longest=_longest(placement.sequence, sequence, sequence_features),
+        request=_request_rows(batch, features | sequences),
     )
+
+
+def _request_rows(batch: Batch, features: Mapping[str, StoredFeature]) -> RequestRows | None:
+    """Return the runs of batch rows that have equal user features; None without user features."""
+    inverses = {
+        id(inverse): inverse
+        for name in batch.user_features
+        if (inverse := features[name].inverse) is not None
+    }
+    dense = batch.dense_features[:, list(batch.user_dense_columns)]
+    columns = [*inverses.values(), *dense.unbind(1)]
+    if not columns:
+        return None
+    first_rows, inverse = runs_of_equal_rows(columns)
+    return RequestRows(inverse, first_rows, batch.user_features, batch.user_dense_columns)
 
 
 def _longest(

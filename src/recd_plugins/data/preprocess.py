@@ -105,6 +105,7 @@ class Preprocess:
         return replace(
             batch,
             dense_features=self._transform_dense(batch.dense_features, rows),
+            user_dense_columns=self._columns_after(batch.user_dense_columns),
             kjt=kjt,
             ikjts=(*self._transform_ikjts(batch.ikjts), *exact),
             partials=partials,
@@ -194,6 +195,12 @@ class Preprocess:
             parts.append(_transform_columns(steps, features, part, rows) if steps else part.float())
             first += len(features)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _columns_after(self, columns: Sequence[int]) -> tuple[int, ...]:
+        """Return the columns of the transformed dense features of ``columns``."""
+        widths = [math.prod(step.width for step in self._steps.get(n, ())) for n in self._dense]
+        starts = [0, *accumulate(widths)]
+        return tuple(chain.from_iterable(range(starts[n], starts[n + 1]) for n in columns))
 
 
 def _transform_blocks(steps: _Chain, blocks: Sequence[_Block]) -> None:

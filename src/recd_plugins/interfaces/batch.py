@@ -17,6 +17,7 @@ from recd_plugins.sparse.index_select import Segments
 from recd_plugins.sparse.jagged import MeasuredRows
 from recd_plugins.sparse.one_buffer import has_known_tensors, map_tensors, move, pack
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.request_rows import RequestRows
 
 #: Parts of the time to produce a batch, in order.
 STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")
@@ -85,6 +86,9 @@ class Batch:
         kjt: features without deduplication, or None.
         ikjts: deduplicated features, one InverseKeyedJaggedTensor per group of features.
         partials: partially deduplicated features, whose rows share ids.
+        user_features: deduplicated features that repeat for all candidates of a request, such as
+            the user's id and history.
+        user_dense_columns: columns of ``dense_features`` that repeat in the same way.
     """
 
     dense_features: Tensor
@@ -92,6 +96,8 @@ class Batch:
     kjt: KeyedJaggedTensor | None = None
     ikjts: tuple[InverseKeyedJaggedTensor, ...] = ()
     partials: tuple[PartialInverseKeyedJaggedTensor, ...] = ()
+    user_features: tuple[str, ...] = ()
+    user_dense_columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # Tuples, because generators can be read only once.
@@ -161,6 +167,7 @@ class ModelInput(Pipelineable):
             Without it, CUDA kernels of variable length wait for the device.
         making: seconds to produce the batch, per stage.
         sessions: int64 ``[B]``, session id of each row, if requested.
+        request: runs of rows with the same user features; None without deduplicated features.
         taken: sequence features for which the model read unique rows or ``inverse_lookup``.
     """
 
@@ -175,6 +182,7 @@ class ModelInput(Pipelineable):
     longest: Mapping[str, int] = field(default_factory=dict)
     making: MakingTimes = field(default_factory=MakingTimes)
     sessions: Tensor | None = None
+    request: RequestRows | None = None
     taken: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.index_select import Segments
+from recd_plugins.sparse.request_rows import RequestRows
 
 # Tensors are aligned to cache lines, as torch's own memory is.
 _ALIGNMENT = 64
@@ -19,6 +20,7 @@ _ALIGNMENT = 64
 _TENSORS: dict[type, tuple[str, ...]] = {
     KeyedJaggedTensor: ("_values", "_weights", "_lengths", "_offsets", "_inverse_indices"),
     Segments: ("offsets", "lengths"),
+    RequestRows: ("inverse", "first_rows"),
 }
 
 
@@ -31,7 +33,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy with ``function`` applied to the tensors that ``value.to`` would move.
 
     Args:
-        value: Tensor, KeyedJaggedTensor or Segments.
+        value: Tensor, KeyedJaggedTensor, Segments or RequestRows.
         function: called once per tensor and occurrence.
     """
     if isinstance(value, Tensor):
