@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from recd_plugins.sparse.dictionaries import BrokenListError, DictionaryColumn, unique_lists
 from recd_plugins.sparse.from_columns import ikjts_from_dictionaries
-from recd_plugins.sparse.jagged import adjacent_runs
+from recd_plugins.sparse.jagged import joined
 
 
 def column(lists: list[list[int]], codes: list[int], skip: int = 0) -> DictionaryColumn:
@@ -63,7 +63,9 @@ def test_ikjts_of_a_batch_lie_one_after_the_other():
     groups = [{"a": column([[1, 2], [3]], [0, 1, 1])}, {"b": column([[4], [5, 6]], [1, 0, 1])}]
     ikjts = ikjts_from_dictionaries(groups, 3)
     assert [ikjt.inverse_lookup().tolist() for ikjt in ikjts] == [[0, 1, 1], [0, 1, 0]]
-    ((_, values),) = adjacent_runs([ikjt.values() for ikjt in ikjts])
-    assert values.tolist() == [1, 2, 3, 5, 6, 4]
-    ((_, lengths),) = adjacent_runs([ikjt.lengths() for ikjt in ikjts])
-    assert lengths.tolist() == [2, 1, 2, 1]
+    for parts, together in (
+        ([ikjt.values() for ikjt in ikjts], [1, 2, 3, 5, 6, 4]),
+        ([ikjt.lengths() for ikjt in ikjts], [2, 1, 2, 1]),
+    ):
+        assert joined(parts).tolist() == together
+        assert joined(parts).data_ptr() == parts[0].data_ptr()

@@ -174,10 +174,8 @@ def _features(tables: Sequence[Table], pooled: bool) -> tuple[str, ...]:
 
 
 def _ids(kjt: KeyedJaggedTensor | None) -> dict[str, NDArray[np.int64]]:
-    if kjt is None:
-        return {}
-    values = kjt.values().split(kjt.length_per_key())
-    return {name: ids.numpy() for name, ids in zip(kjt.keys(), values, strict=True)}
+    jagged = {} if kjt is None else kjt.to_dict()
+    return {name: each.values().numpy() for name, each in jagged.items()}
 
 
 def _ids_of_every_row(batch: Batch) -> dict[str, int]:

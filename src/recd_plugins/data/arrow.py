@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_list_dict, to_lists
+from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_id_list, is_list_dict, to_lists
 from recd_plugins.interfaces.rows import Rows
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.text import did_you_mean
@@ -37,20 +37,16 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
     Raises:
         DataError: the column is missing or of another type, or has a null.
     """
-    column = _column(rows, name)
-    if _is_id(column.type):
-        _refuse_nulls(rows, name, column)
+    column = column_without_nulls(rows, name)
+    if pa.types.is_integer(column.type) and column.type != pa.uint64():
         return _ids(column), np.arange(len(column) + 1, dtype=np.int32)
     if is_list_dict(rows.data.schema.field(name)):
-        _refuse_nulls(rows, name, column)
         try:
             column = to_lists(column)
         except ValueError as error:
             raise broken_list(rows, name) from error
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    if not is_list or not _is_id(column.type.value_type):
+    if not is_id_list(column.type):
         raise _wrong_type(rows, name, column, "list<int64> or int64")
-    _refuse_nulls(rows, name, column)
     offsets, items = column.offsets.to_numpy(), column.values
     if items.type == pa.int64() and items.null_count == 0:
         return _ids(items), offsets
@@ -72,10 +68,9 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
     Raises:
         DataError: the column is missing or has a null.
     """
-    column = _column(rows, name)
+    column = column_without_nulls(rows, name)
     if column.type != DECODED or not is_list_dict(rows.data.schema.field(name)):
         return None
-    _refuse_nulls(rows, name, column)
     dictionary = column.dictionary
     _, bounds, data = dictionary.buffers()
     if not len(dictionary):
@@ -160,16 +155,11 @@ def _column(rows: Rows, name: str) -> Any:
 
 
 def _numbers(rows: Rows, name: str) -> NDArray[Any]:
-    column = _column(rows, name)
+    column = column_without_nulls(rows, name)
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise _wrong_type(rows, name, column, "a number")
-    _refuse_nulls(rows, name, column)
     return column.to_numpy(zero_copy_only=False)
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) and kind != pa.uint64()
 
 
 def _ids(items: Any) -> NDArray[np.int64]:
@@ -179,16 +169,12 @@ def _ids(items: Any) -> NDArray[np.int64]:
 def column_without_nulls(rows: Rows, name: str) -> pa.Array:
     """Return a column by name. Raises DataError if the column is missing or contains a null."""
     column = _column(rows, name)
-    _refuse_nulls(rows, name, column)
-    return column
-
-
-def _refuse_nulls(rows: Rows, name: str, column: Any) -> None:
     if column.null_count:
         raise DataError(
             f"{place(rows, name, _first_null(column))}: the value is null (pandas writes NaN as "
             "null). Replace it by a number, or by an empty list of ids"
         )
+    return column
 
 
 def _first_null(column: Any) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
@@ -51,7 +51,9 @@ def read_task(
     other process, and ``Plugin.__getstate__`` must omit attributes that cannot be pickled.
     """
     pipeline = RowPipeline.of_model(registry, prepared)
-    known = _for_readers(registry)
+    spec = registry.with_training({"workers": 0}).spec
+    data = registry.dataset, registry.converter, registry.preprocessing
+    known = RunConfig(registry.path, spec, *data, (), (), (), wrappers=registry.wrappers)
     lookups, parts = RegistryLookups(known), tuple[TableStrategy, ...]()
     if prepared is not None and registry.wrappers:
         parts = tuple(prepared.lookups.parts)
@@ -63,14 +65,12 @@ def read_task(
     return ReadTask(rank, world_size, split, Path.cwd(), modules, pickle.dumps(reader))
 
 
+@dataclass
 class _Reader(TaskReader):
-    def __init__(
-        self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, pipeline: RowPipeline
-    ) -> None:
-        self._task = task
-        self._registry = registry
-        self._lookups = lookups
-        self._pipeline = pipeline
+    task: ReadTask
+    registry: RunConfig
+    lookups: RegistryLookups
+    pipeline: RowPipeline
 
     def blocks(
         self, position: State, worker: int, num_workers: int
@@ -94,8 +94,8 @@ class _Reader(TaskReader):
         try:
             reader = reader_of()
             reader.load_state_dict(position)
-            for rows in self._pipeline.reading(reader.blocks(worker, num_workers)):
-                for model_input in self._pipeline.read(rows):
+            for rows in self.pipeline.reading(reader.blocks(worker, num_workers)):
+                for model_input in self.pipeline.read(rows):
                     batches.append((model_input, reader.state_dict()))
                 yield BatchBlock(next(numbers), batches)
                 batches = []
@@ -109,23 +109,16 @@ class _Reader(TaskReader):
         return self._new_reader()
 
     def _new_reader(self) -> Reader:
-        task = self._task
         return self._dataset.reader(
-            rank=task.rank,
-            world_size=task.world_size,
-            batch_size=self._registry.training.batch_size,
-            split=task.split,
+            rank=self.task.rank,
+            world_size=self.task.world_size,
+            batch_size=self.registry.training.batch_size,
+            split=self.task.split,
         )
 
     @cached_property
     def _dataset(self) -> Dataset:
-        return self._registry.wrap_dataset(self._lookups)
-
-
-def _for_readers(registry: RunConfig) -> RunConfig:
-    spec = registry.with_training({"workers": 0}).spec
-    parts = registry.dataset, registry.converter, registry.preprocessing
-    return RunConfig(registry.path, spec, *parts, (), (), (), wrappers=registry.wrappers)
+        return self.registry.wrap_dataset(self.lookups)
 
 
 def check_ingestion(registry: RunConfig) -> None:
@@ -218,27 +211,20 @@ def build_dataloader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"
-    feed = _feed(registry, rank, world_size, split, prepared, pin_memory)
-    return DataLoader(reader, feed, pin_memory)
-
-
-def _feed(
-    registry: RunConfig,
-    rank: int,
-    world_size: int,
-    split: Split,
-    prepared: PreparedModel | None,
-    pin_memory: bool,
-) -> Feed:
-    if registry.ingestion is None and not registry.training.workers:
-        return RowPipeline.of_model(registry, prepared)
+    entry, num_workers = registry.ingestion, registry.training.workers
+    feed: Feed
+    if entry is None and not num_workers:
+        feed = RowPipeline.of_model(registry, prepared)
+        return DataLoader(reader, feed, pin_memory)
     task = read_task(registry, rank, world_size, split, prepared)
-    if (entry := registry.ingestion) is not None:
-        with at_entry(registry.path, entry), plugin_call(entry.plugin, "open"):
-            return entry.plugin.open(task)
-    from recd_plugins.data.workers import Workers
+    if entry is None:
+        from recd_plugins.data.workers import Workers
 
-    return Workers(task, registry.training.workers, pin_memory)
+        feed = Workers(task, num_workers, pin_memory)
+    else:
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "open"):
+            feed = entry.plugin.open(task)
+    return DataLoader(reader, feed, pin_memory)
 
 
 def pinned(model_input: ModelInput) -> ModelInput:

@@ -28,7 +28,7 @@ from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
-from recd_plugins.sparse.jagged import adjacent_runs, offsets_of
+from recd_plugins.sparse.jagged import joined, offsets_of
 
 # Limit for feature rows kept in memory during one pass over the table, in bytes.
 _KEPT_BYTES = 1 << 28
@@ -134,7 +134,7 @@ class Preprocess:
             if steps:
                 _transform_blocks(steps, group)
         return [
-            (_joined([block.values for block in each]), _joined([block.lengths for block in each]))
+            (joined([block.values for block in each]), joined([block.lengths for block in each]))
             for each in blocks
         ]
 
@@ -159,10 +159,7 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Preprocess partially deduplicated tensors.
-
-        Features with a step that needs whole rows are returned as IKJTs in the second tuple.
-        """
+        """Preprocess partial IKJTs; return features whose steps need whole rows as IKJTs."""
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:
@@ -209,8 +206,8 @@ def _transform_blocks(steps: _Chain, blocks: Sequence[_Block]) -> None:
     values, lengths = _apply_steps(
         steps,
         features,
-        _joined([block.values for block in blocks]),
-        _joined([block.lengths for block in blocks]),
+        joined([block.values for block in blocks]),
+        joined([block.lengths for block in blocks]),
     )
     num_rows = [block.lengths.numel() for block in blocks]
     ends = offsets_of(lengths)[list(accumulate(num_rows))].tolist()
@@ -219,11 +216,6 @@ def _transform_blocks(steps: _Chain, blocks: Sequence[_Block]) -> None:
         blocks, torch.split(values, num_ids), torch.split(lengths, num_rows), strict=True
     ):
         block.values, block.lengths = ids, of_rows
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    runs = adjacent_runs(parts)
-    return runs[0][1] if len(runs) == 1 else torch.cat(list(parts))
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
@@ -310,11 +302,6 @@ def num_dense_inputs(registry: RunConfig, schema: FeatureSchema) -> int:
     return sum(math.prod(step.width for step in steps.get(name, ())) for name in schema.dense)
 
 
-def build_preprocess(registry: RunConfig, schema: FeatureSchema) -> Preprocess:
-    """Return the preprocessing of a config, after fitting its steps to the training data."""
-    return Preprocess(fitted_steps(registry, schema), schema.dense)
-
-
 def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
     """Return a dict from feature name to its fitted preprocessing steps.
 
@@ -361,11 +348,9 @@ def _unfitted(plugin: Preprocessing) -> Preprocessing:
 def _training_rows(
     registry: RunConfig, schema: FeatureSchema, features: Sequence[str], limit: int | None
 ) -> Iterator[tuple[str, Iterable[_Jagged]]]:
-    """Yield each feature name with the feature's first ``limit`` training rows.
-
-    Reading one column takes about as long as reading all columns, so one pass over the table keeps
-    as many features as fit into ``_KEPT_BYTES``. Larger features are streamed.
-    """
+    """Yield each feature name with the feature's first ``limit`` training rows."""
+    # Reading one column takes about as long as reading all columns, so one pass keeps as many
+    # features as fit into ``_KEPT_BYTES``. Larger features are streamed.
     left = list(features)
     while left:
         kept: dict[str, list[_Jagged]] = {name: [] for name in left}

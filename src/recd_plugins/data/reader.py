@@ -84,7 +84,10 @@ class ReadPlan:
         """
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))
-        line = self._line(epoch)
+        line: Sequence[Unit] = self.units
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(line))
+            line = [self.units[index] for index in order]
         starts = [0, *accumulate(unit.num_rows for unit in line)]
         for start, stop in mine:
             index = int(np.searchsorted(starts, start, side="right")) - 1
@@ -93,12 +96,6 @@ class ReadPlan:
                 yield Piece(line[index], start - starts[index], end - start)
                 start = end
                 index += 1
-
-    def _line(self, epoch: int) -> Sequence[Unit]:
-        if not self.shuffle:
-            return self.units
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.units))
-        return [self.units[index] for index in order]
 
     def _remaining(self, history: History) -> Ranges:
         remaining: Ranges = ((0, self.num_rows),)
@@ -335,40 +332,31 @@ def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, N
     if size == 0:
         yield from make()
         return
-    items: queue.Queue[object] = queue.Queue(size)
+    items: queue.Queue[Any] = queue.Queue(size)
     stopped = threading.Event()
-    thread = threading.Thread(
-        target=_fill, args=(make, items, stopped), name="recd-prefetch", daemon=True
-    )
+    failure: BaseException | None = None
+
+    def fill() -> None:
+        nonlocal failure
+        try:
+            for item in make():
+                items.put(item)
+                if stopped.is_set():
+                    return
+        except BaseException as error:
+            failure = error
+        items.put(_END)
+
+    thread = threading.Thread(target=fill, name="recd-prefetch", daemon=True)
     thread.start()
     try:
         while (item := items.get()) is not _END:
-            if isinstance(item, _Failure):
-                raise item.error
-            yield item  # type: ignore[misc]
+            yield item
+        if failure is not None:
+            raise failure
     finally:
         stopped.set()
         # Makes room for a waiting put.
         while not items.empty():
             items.get_nowait()
         thread.join()
-
-
-class _Failure:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-def _fill(
-    make: Callable[[], Iterator[T]], items: queue.Queue[object], stopped: threading.Event
-) -> None:
-    last: object = _END
-    try:
-        for item in make():
-            items.put(item)
-            if stopped.is_set():
-                return
-    except BaseException as error:
-        last = _Failure(error)
-    if not stopped.is_set():
-        items.put(last)

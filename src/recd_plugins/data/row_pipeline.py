@@ -19,7 +19,7 @@ from recd_plugins.data.prepared import (
     session_column,
     wrapped_dataset,
 )
-from recd_plugins.data.preprocess import build_preprocess
+from recd_plugins.data.preprocess import Preprocess, fitted_steps
 from recd_plugins.data.rows import session_ids
 from recd_plugins.interfaces import Feed, Rows
 from recd_plugins.interfaces.batch import Batch, MakingTimes, ModelInput, Placement
@@ -50,7 +50,7 @@ class RowPipeline(Feed):
         self._schema = schema = registry.dataset.schema()
         check_num_ids(registry, schema, num_embeddings)
         self._converter = registry.converter
-        self._preprocess = build_preprocess(registry, schema)
+        self._preprocess = Preprocess(fitted_steps(registry, schema), schema.dense)
         self._placement = plan_placement(registry, schema) if placement is None else placement
         self._num_embeddings = dict(num_embeddings)
         self._dataset = wrapped_dataset(registry)

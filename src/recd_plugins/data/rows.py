@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate, islice
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import concat_batches
 from recd_plugins.interfaces import Dataset, Split
-from recd_plugins.interfaces.plugin import plugin_call, plugin_items
+from recd_plugins.interfaces.plugin import plugin_items
 from recd_plugins.interfaces.rows import Origin, Rows
 
 if TYPE_CHECKING:
@@ -148,20 +149,14 @@ def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Ite
 
 def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
     """Yield the first ``limit`` training rows in stored order, without dataset wrappers."""
-    dataset = registry.dataset
+    dataset, left = registry.dataset, sys.maxsize if limit is None else limit
     batches = rows_of_split(dataset, "train", registry.training.batch_size)
-    left = limit
-    while left is None or left > 0:
-        with plugin_call(dataset, "reader"):
-            rows = next(batches, None)
-        if rows is None:
-            return
-        if left is not None:
-            if len(rows) > left:
-                rows = Rows(rows.data.slice(0, left), rows.origins)
-            left -= len(rows)
+    for rows in plugin_items(dataset, "reader", batches):
         if len(rows):
-            yield rows
+            yield slice_rows(rows, 0, min(left, len(rows)))
+        left -= len(rows)
+        if left <= 0:
+            return
 
 
 def session_ids(rows: Rows, column: str) -> Tensor:

@@ -52,10 +52,6 @@ class MakingTimes:
         """Seconds to produce the batch in the reader process: ``total`` minus ``arrival``."""
         return self.total - self.arrival
 
-    def transferred(self, seconds: float) -> MakingTimes:
-        """Return a copy with ``seconds`` of the reader process added to ``transfer``."""
-        return replace(self, transfer=self.transfer + seconds)
-
     def arrived(self, seconds: float) -> MakingTimes:
         """Return a copy with ``seconds`` of the training process added to ``transfer``."""
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
@@ -98,11 +94,6 @@ class Batch:
     partials: tuple[PartialInverseKeyedJaggedTensor, ...] = ()
     user_features: tuple[str, ...] = ()
     user_dense_columns: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        # Tuples, because generators can be read only once.
-        object.__setattr__(self, "ikjts", tuple(self.ikjts))
-        object.__setattr__(self, "partials", tuple(self.partials))
 
     @property
     def batch_size(self) -> int:

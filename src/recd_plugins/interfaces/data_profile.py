@@ -7,7 +7,7 @@ are sums over rows, so statistics of several files can be added.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import log
 from typing import Any, Self
@@ -261,15 +261,11 @@ class TableStatistics:
         """Parse the result of ``to_json``. Raises ValueError for other values."""
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError(f"the table statistics do not have version {_VERSION}")
-        try:
-            rows, sessions = int(value["rows"]), int(value["sessions"])
-            known = {field.name for field in fields(FeatureStatistics)} - {"rows", "sessions"}
-            features = {
-                name: FeatureStatistics(rows, sessions, **{key: int(counts[key]) for key in known})
-                for name, counts in value["features"].items()
-            }
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"the table statistics are incomplete: {error!r}") from error
+        rows, sessions = value["rows"], value["sessions"]
+        features = {
+            name: FeatureStatistics(rows, sessions, **counts)
+            for name, counts in value["features"].items()
+        }
         return cls(rows, sessions, features)
 
 

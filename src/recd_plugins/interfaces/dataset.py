@@ -342,18 +342,6 @@ class DatasetWrapper(Dataset):
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         return self.inner.scan(split)
 
-    def keys(self) -> Mapping[str, str]:
-        return self.inner.keys()
-
-    def texts(self, feature: str) -> Mapping[int, str]:
-        return self.inner.texts(feature)
-
-    def storage(self) -> Storage | None:
-        return self.inner.storage()
-
-    def to_score(self, location: str) -> Dataset:
-        return self.inner.to_score(location)
-
 
 class WithSessions(DatasetWrapper):
     """Dataset wrapper that adds the session column to the rows of ``reader``."""

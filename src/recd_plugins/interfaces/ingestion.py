@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from recd_plugins.interfaces.dataset import Reader, Split
@@ -47,7 +46,8 @@ class BatchBlock:
         """
         moved, left = [], unpacking
         for model_input, position in self.batches:
-            making = model_input.making.transferred(packing / len(self.batches)).arrived(left)
+            making = model_input.making.arrived(left)
+            making = replace(making, transfer=making.transfer + packing / len(self.batches))
             moved.append((replace(model_input, making=making), position))
             left = 0.0
         return replace(self, batches=moved)
@@ -167,10 +167,5 @@ class Feed(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

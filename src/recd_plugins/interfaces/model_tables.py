@@ -67,8 +67,7 @@ class EmbeddingModule:
             pooled = isinstance(self.shardable, EmbeddingBagCollection)
             base = "EmbeddingBagCollection" if pooled else "EmbeddingCollection"
             why = f"a subclass of {base}, but DistributedModelParallel matches types exactly"
-        name = f"module {self.path!r}" if self.path else "the model"
-        return f"{name} has the type {type(self.shardable).__name__}, {why}"
+        return f"{_named(self.path)} has the type {type(self.shardable).__name__}, {why}"
 
 
 def rows_by_feature(

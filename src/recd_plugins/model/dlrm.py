@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,12 +122,12 @@ class DLRM(nn.Module):
         with torch.random.fork_rng([]):
             self.bags = _some_of(drawn, spec, placement.pooled)
             self.replicated_bags = _some_of(drawn, spec, placement.replicated)
-        self.sequences = _sequences(spec, placement.sequence)
-        self.sequence_pooling = (
-            SequencePooling(placement.sequence, spec.embedding_dim, spec.pool_rows)
-            if placement.sequence
-            else None
-        )
+        self.sequences: EmbeddingCollection | None = None
+        self.sequence_pooling: SequencePooling | None = None
+        if names := placement.sequence:
+            configs = [EmbeddingConfig(**each) for each in _tables(spec, names)]
+            self.sequences = EmbeddingCollection(tables=configs)
+            self.sequence_pooling = SequencePooling(names, spec.embedding_dim, spec.pool_rows)
         self.top = _Top(spec, num_dense, placement, bag_order)
         self.top.graphed = GraphedLoss() if cuda_graphs else None
 
@@ -219,11 +220,9 @@ class _Top(nn.Module):
 
 
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
-    """Return the vectors of ``features``, ``[B, num_features, dim]``.
-
-    The order of a KeyedTensor's values depends on the sharding plan. Slicing each feature
-    separately would allocate a gradient of the full size per feature.
-    """
+    """Return the vectors of ``features``, ``[B, num_features, dim]``."""
+    # The order of the values depends on the sharding plan. Slicing each feature separately would
+    # allocate a gradient of the full size per feature.
     keys = tensor.keys()
     vectors = tensor.values().unflatten(1, (len(keys), -1))
     if keys == list(features):
@@ -236,18 +235,9 @@ def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
 def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | None:
     if not features:
         return None
-    rows = num_embeddings(spec, features)
+    pooling = PoolingType[spec.bag_pooling.upper()]
     return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=table_name(feature),
-                embedding_dim=spec.embedding_dim,
-                num_embeddings=rows[feature],
-                feature_names=[feature],
-                pooling=PoolingType[spec.bag_pooling.upper()],
-            )
-            for feature in features
-        ]
+        tables=[EmbeddingBagConfig(**each, pooling=pooling) for each in _tables(spec, features)]
     )
 
 
@@ -264,18 +254,14 @@ def _some_of(
     return some
 
 
-def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection | None:
-    if not features:
-        return None
+def _tables(spec: ModelSpec, features: Sequence[str]) -> list[dict[str, Any]]:
     rows = num_embeddings(spec, features)
-    return EmbeddingCollection(
-        tables=[
-            EmbeddingConfig(
-                name=table_name(feature),
-                embedding_dim=spec.embedding_dim,
-                num_embeddings=rows[feature],
-                feature_names=[feature],
-            )
-            for feature in features
-        ]
-    )
+    return [
+        {
+            "name": table_name(feature),
+            "embedding_dim": spec.embedding_dim,
+            "num_embeddings": rows[feature],
+            "feature_names": [feature],
+        }
+        for feature in features
+    ]

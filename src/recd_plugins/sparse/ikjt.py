@@ -113,16 +113,6 @@ class InverseKeyedJaggedTensor(Pipelineable):
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
-    def weights(self) -> Tensor:
-        """Return the weights of the ids, ``[num_values]``.
-
-        Raises:
-            ValueError: there are no weights.
-        """
-        if self._weights is None:
-            raise ValueError("this IKJT has no weights. Use weights_or_none()")
-        return self._weights
-
     def weights_or_none(self) -> Tensor | None:
         """Return the weights of the ids, ``[num_values]``, or None."""
         return self._weights

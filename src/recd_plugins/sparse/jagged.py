@@ -127,33 +127,16 @@ def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
     return [tensors[number] for number in range(len(arrays))]
 
 
-def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """Join tensors that are adjacent in memory to longer tensors, without a copy.
-
-    Returns:
-        Pairs of a number of joined parts and the joined tensor. Only runs of empty parts begin
-        with an empty part.
-    """
-    # First part, number of parts, and number of items of each run.
-    runs: list[list[Any]] = []
-    # End address of the run, and storage address of its first part.
-    end, end_of_storage = -1, 0
-    for part in parts:
-        size = part.numel()
-        bytes_of_part = size * part.element_size()
-        start = part.data_ptr()
-        if not size and runs:
-            runs[-1][1] += 1
-        elif start == end and start + bytes_of_part <= end_of_storage and part.is_contiguous():
-            runs[-1][1] += 1
-            runs[-1][2] += size
-            end += bytes_of_part
-        else:
-            runs.append([part, 1, size])
-            storage = part.untyped_storage()
-            end_of_storage = storage.data_ptr() + storage.nbytes()
-            end = start + bytes_of_part if part.is_contiguous() else -1
-    return [
-        (count, first if count == 1 else first.as_strided((size,), (1,)))
-        for first, count, size in runs
-    ]
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate one-dimensional tensors, without a copy if they are adjacent in memory."""
+    if len(parts) == 1:
+        return parts[0]
+    filled = [part for part in parts if part.numel()] or parts[:1]
+    storage, end = filled[0].untyped_storage(), filled[0].data_ptr()
+    for part in filled:
+        if part.data_ptr() != end or not part.is_contiguous():
+            return torch.cat(list(parts))
+        end += part.nbytes
+    if end > storage.data_ptr() + storage.nbytes():
+        return torch.cat(list(parts))
+    return filled[0].as_strided((sum(part.numel() for part in filled),), (1,))
