@@ -16,7 +16,6 @@ from tests.docs.pages import blocks, page
 from tests.installed import install_wheel
 
 from recd_plugins.api import plan_modes
-from recd_plugins.cli import PluginCommands
 from recd_plugins.config.manager import PluginManager
 
 ROOT = Path(__file__).parents[1]
@@ -138,11 +137,10 @@ def registry_without(absent: str, folder: Path) -> str:
 
 def names_of(package: str) -> list[str]:
     """Return patterns of the names in outputs that only a package brings."""
-    manager, commands = PluginManager(), PluginCommands()
+    manager, commands = PluginManager(), click.Group()
     manager.register_commands(commands)
     plugins = {name for by_name in manager.plugins.values() for name in by_name}
-    modes = list[type[plan_modes.PlanMode]]()
-    manager.hand("register_plans", lambda mode, _: modes.append(mode))
+    modes: list[type[plan_modes.PlanMode]] = manager.items("register_plans")
     of_package = package.removeprefix("recd_plugin_") + "."
     return [
         *(rf"\b{re.escape(name)}\b" for name in plugins if name.startswith(of_package)),

@@ -24,10 +24,9 @@ def listed() -> dict[str, list[Internal]]:
     """By package: the framework's, and what plugins register."""
     found = {"recd_plugins": list(INTERNALS)}
 
-    def add(internal: Internal, where: str) -> None:
-        found.setdefault(where.split()[0].replace("-", "_"), []).append(internal)
-
-    PluginManager().hand("register_internals", add)
+    for hooks, origin, _ in PluginManager()._installed_first():
+        own = found.setdefault(origin.split()[0].replace("-", "_"), [])
+        own += [each for returned in hooks.hook.register_internals() for each in returned]
     return found
 
 

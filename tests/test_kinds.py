@@ -133,47 +133,18 @@ def test_the_package_of_a_section_is_broken(site: Site) -> None:
     load(site, "preprocessing: []\n")
 
 
-OWN = "is already a kind or section of recd-plugins. Rename the kind"
-WRONG = [
-    ('section="audits"', 'section="model_config"', f"'model_config' {OWN}"),
-    ('section="audits"', 'section="wrapper"', f"'wrapper' {OWN}"),
-    ('section="audits"', 'section="training"', f"'training' {OWN}"),
-    ('name="audit"', 'name="dataset"', f"'dataset' {OWN}"),
-    ("return [Kind", "return 1 / 0, [Kind", "register_kinds failed: ZeroDivisionError"),
-]
-
-
-@pytest.mark.parametrize(("before", "after", "reason"), WRONG, ids=[reason for *_, reason in WRONG])
-def test_a_wrong_kind_is_refused(site: Site, before: str, after: str, reason: str) -> None:
-    assert before in KIND
-    site.install("acme", KIND.replace(before, after, 1))
+def test_a_hook_that_fails_is_reported(site: Site) -> None:
+    site.install("acme", KIND.replace("return [Kind", "return 1 / 0, [Kind"))
     (broken,) = PluginManager().broken
-    assert broken.reason.startswith("acme-plugins 1.0: ")
-    assert reason in broken.reason
+    assert broken.reason.startswith("acme-plugins 1.0: register_kinds failed: ZeroDivisionError")
     load(site, "preprocessing: []\n")
 
 
-def test_of_two_packages_with_one_section_the_second_is_broken(site: Site) -> None:
-    site.install("acme", KIND)
-    site.install("two", KIND.replace('"audit"', '"check"').replace("Audit", "Check"))
-    said = recd("plugins").stderr
-    assert "two cannot be used: two-plugins 1.0: kind 'check': the name 'audits' is" in said
-    assert recd("--without", "two", "plugins").stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "reason"),
-    [
-        ("(Audit)", "(Plugin)", "has kind = None, which no installed package registers"),
-        ("(Audit):", "(Plugin):\n    kind = 'audit'", "is not a subclass of module_of_acme.Audit"),
-    ],
-)
-def test_a_wrong_plugin_is_refused(site: Site, before: str, after: str, reason: str) -> None:
+def test_a_plugin_without_a_kind_is_refused(site: Site) -> None:
     site.install("acme", KIND)
     text = PLUGIN.replace("from module_of", "from recd_plugins.api import Plugin\nfrom module_of")
-    assert before in text
-    site.install("other", text.format(name="other").replace(before, after))
-    assert reason in refused(site, AUDITS)
+    site.install("other", text.format(name="other").replace("(Audit)", "(Plugin)"))
+    assert "has kind = None, which no installed package registers" in refused(site, AUDITS)
 
 
 def test_kinds_and_plugins_of_files(site: Site) -> None:
@@ -181,16 +152,10 @@ def test_kinds_and_plugins_of_files(site: Site) -> None:
     folder.mkdir()
     # In the order of names, its kind comes later.
     plugin = PLUGIN.format(name="mine").replace("from module_of_acme import Audit", "AUDIT")
-    imported = "from recd_plugins.api import Plugin\nclass Audit(Plugin):\n    kind = 'audit'\n"
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text(KIND + plugin.replace("AUDIT", ""))
     registry = site.registry(HEAD + "audits: [{use: mine.count, tables: [a]}]\n")
     assert len(load_registry(registry, plugins_dir=folder).entries("audit")) == 1
-    (folder / "a.py").write_text(plugin.replace("mine.", "yours.").replace("AUDIT", imported))
-    with pytest.raises(
-        PluginError, match=r"a\.py: register_plugins returned the class Count, which is not a sub"
-    ):
-        load_registry(registry, plugins_dir=folder)
 
 
 def test_the_lists_and_the_schema_have_them(site: Site) -> None:

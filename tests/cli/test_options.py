@@ -26,8 +26,6 @@ REFUSED = {
     "run registry.yaml --json -": "'-' is not the path of a file",
     "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: the file cannot be written",
     "generate .": ". is not a new path. Use a new path, such as table",
-    "run registry.yaml --json registry.yaml": "exists and is not a report in JSON format",
-    "run registry.yaml --html registry.yaml": "exists and is not a report in HTML format",
     "run registry.yaml --json s3://bucket/j": "s3://bucket/j is a URL, not a local path",
     "cluster registry.yaml file:///x": "file:///x is a URL, not a local path",
     "run registry.yaml training.checkpoint.path=s3://bucket/x": "the path is a URL",

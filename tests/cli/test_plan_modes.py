@@ -107,28 +107,11 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
     assert message in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            ('"--replicas"', '"--json"'),
-            "Replicas adds option '--json', which recd plan itself already has",
-        ),
-        (
-            ('"--copies"', '"--copies", "topology"'),
-            "Replicas adds option 'topology', which recd plan ",
-        ),
-        (('"--replicas"', '"--tiers"'), "which recd_plugin_flexshard.commands"),
-        (("[Replicas]", "Replicas"), "register_plans failed: TypeError"),
-    ],
-)
-def test_a_mode_that_is_none_is_refused(
-    folder: Path, change: tuple[str, str], message: str
-) -> None:
-    assert change[0] in MODE
-    (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
+def test_a_mode_that_is_none_is_refused(folder: Path) -> None:
+    text = MODE.replace("[Replicas]", "Replicas")
+    (folder / "plugins" / "acme.py").write_text(text, encoding="utf-8")
     for arguments in (["plan", "registry.yaml"], ["plan", "--help"], ["plugins"]):
         result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
         assert result.exit_code == 1
         assert result.output.startswith(str(Path("plugins") / "acme.py"))
-        assert message in " ".join(result.output.split())
+        assert "register_plans failed: TypeError" in " ".join(result.output.split())

@@ -70,7 +70,7 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
         (["--markdown", "/proc/run.md"], "/proc/run.md: the file cannot be written"),
         (
             ["--markdon", "run.md"],
-            "No such option '--markdon'. Did you mean '--markdown'?",
+            "No such option '--markdon'. (Did you mean one of: '--breakdown', '--markdown'",
         ),
         (
             ["--batch-size", "8"],

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,19 +57,6 @@ class _Failure(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         tell_torchrun(self.format_message())
         click.secho(self.format_message(), fg="red", err=file is None, file=file)
-
-
-class PluginCommands(click.Group):
-    """A click group of the commands that plugins add with the hook ``register_commands``.
-
-    Raises PluginError if two commands have the same name.
-    """
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        name = name or cmd.name
-        if name in COMMANDS or name in self.commands:
-            raise PluginError(f"a command {name!r} already exists. Rename the new command.")
-        super().add_command(cmd, name)
 
 
 class _Recd(click.Group):
@@ -137,11 +123,6 @@ class _Recd(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            if error.possibilities:
-                close = get_close_matches(error.option_name, error.possibilities, 1, cutoff=0.75)
-                error.possibilities[:] = close
-            raise
         except RunInterrupted as error:
             if os.environ.get("RANK", "0") == "0":
                 click.secho(str(error), fg="red", err=True)
@@ -165,15 +146,13 @@ class _Recd(click.Group):
             raise _Failure(said) from error
 
 
-def _plugin_commands(ctx: click.Context) -> PluginCommands:
-    from recd_plugins.config.manager import PluginManager
+def _plugin_commands(ctx: click.Context) -> click.Group:
+    from recd_plugins.cli.options import manager_of, tell_broken
 
-    commands = PluginCommands()
-    manager = PluginManager(ctx.params.get("plugins_dir"))
+    commands = click.Group()
+    manager = manager_of(ctx)
     manager.register_commands(commands)
-    for broken in manager.broken:
-        message = f"Plugin package {broken.name} cannot be used: {broken.reason}"
-        click.secho(message, fg="red", err=True)
+    tell_broken(manager)
     return commands
 
 

@@ -182,10 +182,8 @@ def _plugins(plugins_dir: Path | None) -> Check:
 def _internals(plugins_dir: Path | None) -> Check:
     from recd_plugins.compat.torchrec_internals import INTERNALS
 
-    internals = list(INTERNALS)
-    manager = PluginManager(plugins_dir)
     try:
-        manager.hand("register_internals", lambda internal, _: internals.append(internal))
+        internals = [*INTERNALS, *PluginManager(plugins_dir).items("register_internals")]
     except PluginError as error:
         return Check("internals", "failed", str(error), _FIX)
     missing = [message for internal in internals for message in internal.missing()]

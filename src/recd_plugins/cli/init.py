@@ -7,27 +7,11 @@ from typing import Any
 
 import click
 
-from recd_plugins.cli.options import contributed, tell_broken
-from recd_plugins.runtime.errors import PluginError, RecdError
+from recd_plugins.cli.options import manager_of, tell_broken
+from recd_plugins.runtime.errors import RecdError
 
 #: Name of the command that handles paths and URLs of data.
 TABLE = "TABLE"
-
-
-class Starts(click.Group):
-    """Subcommands of ``recd init``: ``TABLE`` for data files, others for models such as rm1."""
-
-    def add(self, command: Any, where: str) -> None:
-        """Add a command. ``where`` names its plugin package in errors.
-
-        Raises PluginError if another package has added a command with the same name.
-        """
-        if command.name in self.commands:
-            raise PluginError(
-                f"{where}: another package already adds the command 'recd init {command.name}'. "
-                "Rename the command."
-            )
-        self.add_command(command)
 
 
 def write_registry(ctx: click.Context, table: str, file: Path, **options: Any) -> None:
@@ -35,38 +19,42 @@ def write_registry(ctx: click.Context, table: str, file: Path, **options: Any) -
 
     Raises RecdError if the table cannot be used, or no plugin accepts tables.
     """
-    starts, manager = contributed(ctx, "register_starts", Starts)
-    start = starts.commands.get(TABLE)
+    start = _starts(ctx).get(TABLE)
     if start is None:
-        tell_broken(manager)
+        tell_broken(manager_of(ctx))
         raise RecdError(
             f"{table}: no installed plugin can read this table. Pass a registry file instead."
         )
     ctx.invoke(start, table=table, file=file, **options)
 
 
-class _Init(Starts):
+def _starts(ctx: click.Context) -> dict[str, click.Command]:
+    """Return the subcommands of ``recd init``: ``TABLE`` for data files, others for models."""
+    return {str(command.name): command for command in manager_of(ctx).items("register_starts")}
+
+
+class _Init(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        starts, manager = contributed(ctx, "register_starts", Starts)
-        tell_broken(manager)
-        return sorted(starts.commands, key=lambda name: (name != TABLE, name))
+        starts = _starts(ctx)
+        tell_broken(manager_of(ctx))
+        return sorted(starts, key=lambda name: (name != TABLE, name))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return contributed(ctx, "register_starts", Starts)[0].commands.get(cmd_name)
+        return _starts(ctx).get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        starts, manager = contributed(ctx, "register_starts", Starts)
-        if args[0] in starts.commands and args[0] != TABLE:
+        starts = _starts(ctx)
+        if args[0] in starts and args[0] != TABLE:
             return super().resolve_command(ctx, args)
-        table = starts.commands.get(TABLE)
+        table = starts.get(TABLE)
         if table and args[0] == TABLE and not {"-h", "--help"}.isdisjoint(args):
             return "", table, args[1:]
         is_word = args[0].isidentifier() and not Path(args[0]).exists()
         if table is None or is_word:
-            tell_broken(manager)
-            names = ", ".join(sorted(set(starts.commands) - {TABLE}))
+            tell_broken(manager_of(ctx))
+            names = ", ".join(sorted({*starts} - {TABLE}))
             kinds = "a file, a folder or a model" if table else "a model"
             ctx.fail(f"{args[0]!r} is not {kinds}. The models are {names}.")
         return "", table, args

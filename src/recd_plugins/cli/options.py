@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,26 +18,11 @@ if TYPE_CHECKING:
     from recd_plugins.planning.topologies import TopologySpec
 
 
-class Collection(Protocol):
-    """An object that collects the values that plugin packages return from a hook."""
-
-    def add(self, each: Any, where: str, /) -> None:
-        """Add a value that a hook returned. ``where`` names its plugin package in errors."""
-
-
-C = TypeVar("C", bound=Collection)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-# First bytes of the files that a report may replace.
-_REPORTS = {"--json": rb"\s*([{\[]\r?\n|\{\}|\[\])", "--html": rb"\s*<"}
-
-
 class OutputPath(click.Path):
-    """A click type for the local path of an output. Checks that a file can be written there.
-
-    The options ``--json`` and ``--html`` only replace files that are JSON or HTML.
-    """
+    """A click type for the local path of an output. Checks that a file can be written there."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Raises click.BadParameter if it is a URL or cannot be written."""
@@ -47,15 +32,6 @@ class OutputPath(click.Path):
             self.fail("'-' is not the path of a file. Use the path of a file.", param, ctx)
         if value != "-" and not self.dir_okay:
             check_writable(Path(value))
-        for name in _REPORTS.keys() & {*(() if param is None else param.opts)}:
-            beginning = Path(value).read_bytes()[: 1 << 12] if Path(value).is_file() else b""
-            if beginning and not re.match(_REPORTS[name], beginning):
-                kind = name.removeprefix("--").upper()
-                self.fail(
-                    f"{value} exists and is not a report in {kind} format. Use another file.",
-                    param,
-                    ctx,
-                )
         return super().convert(value, param, ctx)
 
 
@@ -238,24 +214,11 @@ def overrides(**values: Any) -> dict[str, Any]:
 
 
 def manager_of(ctx: click.Context) -> PluginManager:
-    """Return a plugin manager of the installed plugins and the plugins in ``--plugins-dir``."""
-    return PluginManager(ctx.find_root().params.get("plugins_dir"))
-
-
-def contributed(
-    ctx: click.Context, hook: str, collection: Callable[[], C]
-) -> tuple[C, PluginManager]:
-    """Fill a ``collection()`` with the values of a hook. Return it and the plugin manager.
-
-    The pair is cached in ``ctx``, so a hook is called only once per command line.
-    """
-    key = f"{__name__}.{hook}"
-    if key not in ctx.meta:
-        made, manager = collection(), manager_of(ctx)
-        manager.hand(hook, made.add)
-        ctx.meta[key] = made, manager
-    found: tuple[C, PluginManager] = ctx.meta[key]
-    return found
+    """Return the plugin manager of a command line, which also has ``--plugins-dir``."""
+    if __name__ not in ctx.meta:
+        ctx.meta[__name__] = PluginManager(ctx.find_root().params.get("plugins_dir"))
+    manager: PluginManager = ctx.meta[__name__]
+    return manager
 
 
 def tell_broken(manager: PluginManager) -> None:

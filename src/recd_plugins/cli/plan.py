@@ -12,17 +12,14 @@ from click.core import ParameterSource
 from recd_plugins.cli.options import (
     OUTPUT,
     chosen_topology,
-    contributed,
+    manager_of,
     tell_broken,
     topology_options,
 )
-from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces.plugin import part_call
 from recd_plugins.planning.plan_mode import PlanMode, PlanQuestion, TablesPlan
 from recd_plugins.report.output import error_console, output_console
-from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.files import write_json
-from recd_plugins.runtime.plugin_modules import qualified
 
 
 class PlanModes:
@@ -32,31 +29,16 @@ class PlanModes:
         params: click parameters of all modes.
     """
 
-    def __init__(self, own: Iterable[click.Parameter]) -> None:
+    def __init__(self, classes: Iterable[type[PlanMode]]) -> None:
         self.params: list[click.Option] = []
         self._modes: list[tuple[PlanMode, list[click.Option]]] = []
-        self._owners = {name: "recd plan itself" for each in own for name in _names(each)}
-
-    def add(self, cls: Any, where: str) -> None:
-        """Add a PlanMode class. ``where`` names its plugin package in errors.
-
-        Raises PluginError if ``recd plan`` already has the flag or an option of the mode.
-        """
-        what = f"{where}: {qualified(cls)}"
-        mode: PlanMode = cls()
-        options = list(mode.options())
-        for option in options:
-            option.help = f"With {cls.flag}: {option.help or option.opts[0]}"
-        params = [click.Option([cls.flag], is_flag=True, help=cls.help), *options]
-        names = [name for each in params for name in _names(each)]
-        for name in names:
-            if owner := self._owners.get(name):
-                raise PluginError(
-                    f"{what} adds option {name!r}, which {owner} already has. Rename the option."
-                )
-        self._owners |= dict.fromkeys(names, qualified(cls))
-        self._modes.append((mode, options))
-        self.params += params
+        for cls in classes:
+            mode = cls()
+            options = list(mode.options())
+            for option in options:
+                option.help = f"With {cls.flag}: {option.help or option.opts[0]}"
+            self._modes.append((mode, options))
+            self.params += [click.Option([cls.flag], is_flag=True, help=cls.help), *options]
 
     def chosen(self, ctx: click.Context) -> tuple[PlanMode | None, dict[str, Any]]:
         """Return (mode, its options) for the given flag, or (None, {}) if no flag is given.
@@ -87,11 +69,6 @@ def _given(ctx: click.Context, param: click.Parameter) -> bool:
     return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 
-def _names(param: click.Parameter) -> list[str]:
-    """Return all names of a click parameter: its Python name and its flags."""
-    return [str(param.name), *param.opts, *param.secondary_opts]
-
-
 def _batch_size(value: str) -> int | str:
     """Convert the value of ``--batch-size``, a positive number or ``auto``."""
     if value == "auto":
@@ -106,27 +83,25 @@ def _batch_size(value: str) -> int | str:
 class _Plan(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
-        return [*own, *_modes(ctx)[0].params, help_option]
+        return [*own, *_modes(ctx).params, help_option]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption:
-            tell_broken(_modes(ctx)[1])
+            tell_broken(manager_of(ctx))
             raise
 
     def get_help(self, ctx: click.Context) -> str:
-        tell_broken(_modes(ctx)[1])
+        tell_broken(manager_of(ctx))
         return super().get_help(ctx)
 
 
-def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
-    return contributed(ctx, "register_plans", plan_modes)
-
-
-def plan_modes() -> PlanModes:
-    """Return a collection of plan modes, to be filled by the hook ``register_plans``."""
-    return PlanModes([*plan.params, click.Option(["-h", "--help"])])
+def _modes(ctx: click.Context) -> PlanModes:
+    if __name__ not in ctx.meta:
+        ctx.meta[__name__] = PlanModes(manager_of(ctx).items("register_plans"))
+    modes: PlanModes = ctx.meta[__name__]
+    return modes
 
 
 @click.command(cls=_Plan)
@@ -163,7 +138,7 @@ def plan(
     from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.runtime.imports import silence_upstream
 
-    chosen, options = _modes(ctx)[0].chosen(ctx)
+    chosen, options = _modes(ctx).chosen(ctx)
     mode = chosen or TablesPlan()
     largest = batch_size == "auto"
     given = {

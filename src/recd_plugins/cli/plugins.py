@@ -10,11 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
-from recd_plugins.cli import PluginCommands
-from recd_plugins.cli.init import Starts
 from recd_plugins.cli.options import tell_broken
-from recd_plugins.cli.plan import plan_modes
-from recd_plugins.cli.run import RunReports, run
 from recd_plugins.config.manager import PluginManager, Registered
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.report.output import output_console
@@ -25,10 +21,9 @@ def check_contributions(manager: PluginManager) -> None:
 
     Raises PluginError if a plugin file in ``--plugins-dir`` cannot be loaded.
     """
-    manager.register_commands(PluginCommands())
-    manager.hand("register_starts", Starts().add)
-    manager.hand("register_plans", plan_modes().add)
-    manager.hand("register_reports", RunReports(run.params).add)
+    manager.register_commands(click.Group())
+    for hook in ("register_starts", "register_plans", "register_reports"):
+        manager.items(hook)
 
 
 @click.command()

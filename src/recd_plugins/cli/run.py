@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,13 @@ from recd_plugins.cli.options import (
 )
 from recd_plugins.cli.options import overrides as given_overrides
 from recd_plugins.config.from_file import load_registry
-from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import RunReport
 from recd_plugins.interfaces.plugin import part_call
 from recd_plugins.report.output import output_console
-from recd_plugins.runtime.errors import PluginError, RunInterrupted
+from recd_plugins.runtime.errors import RunInterrupted
 from recd_plugins.runtime.files import write_json
 from recd_plugins.runtime.imports import silence_upstream, without_collections
 from recd_plugins.runtime.launch import torchrun_rank
-from recd_plugins.runtime.plugin_modules import qualified
 from recd_plugins.runtime.versions import installed_set, mismatch
 from recd_plugins.training.checkpoint_files import ALLOWABLE
 from recd_plugins.training.run_folders import (
@@ -70,63 +68,32 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
     return file
 
 
-class RunReports:
-    """The options that plugins add to ``recd run`` to write report files after training.
-
-    Attributes:
-        params: the click options.
-    """
-
-    def __init__(self, own: Iterable[click.Parameter]) -> None:
-        self.params: list[click.Option] = []
-        self._taken = {name for each in own for name in each.opts}
-        self._by_name: dict[str, RunReport] = {}
-
-    def add(self, cls: Any, where: str) -> None:
-        """Add a RunReport class. ``where`` names its plugin package in errors.
-
-        Raises PluginError if ``recd run`` already has this option.
-        """
-        flag = cls.flag
-        if flag in self._taken:
-            raise PluginError(
-                f"{where}: {qualified(cls)} adds {flag}, which recd run already has. Rename the "
-                "option, or exclude one package with --without NAME."
-            )
-        self._taken.add(flag)
-        name = f"report_{len(self.params)}"
-        self.params.append(click.Option([name, flag], type=OUTPUT, help=cls.help, metavar="FILE"))
-        self._by_name[name] = cls()
-
-    def asked_for(self, values: dict[str, Path | None]) -> Iterator[tuple[RunReport, Path]]:
-        """Yield each requested report with its output path. ``values`` is keyed by option name."""
-        for name, path in values.items():
-            if path is not None:
-                yield self._by_name[name], path
-
-
 class RunCommand(click.Command):
-    """The click command of ``recd run``.
+    """The click command of ``recd run``, with an option for each ``RunReport`` of a plugin.
 
     Loads plugins only if an option is not built in, because loading takes time.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
-        found: RunReports | None = ctx.meta.get(__name__)
-        return [*own, *(found.params if found else ()), help_option]
+        reports: dict[str, type[RunReport]] = ctx.meta.get(__name__, {})
+        options = [
+            click.Option([name, cls.flag], type=OUTPUT, help=cls.help, metavar="FILE")
+            for name, cls in reports.items()
+        ]
+        return [*own, *options, help_option]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, [*args])
         except click.NoSuchOption:
-            manager = self._load_reports(ctx)
+            self._load_reports(ctx)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from recd_plugins.config import TrainingSpec
 
-            tell_broken(manager)
+            tell_broken(manager_of(ctx))
             name = error.option_name.removeprefix("--").replace("-", "_")
             if name in TrainingSpec.model_fields:
                 raise click.UsageError(
@@ -137,14 +104,13 @@ class RunCommand(click.Command):
             raise
 
     def get_help(self, ctx: click.Context) -> str:
-        tell_broken(self._load_reports(ctx))
+        self._load_reports(ctx)
+        tell_broken(manager_of(ctx))
         return super().get_help(ctx)
 
-    def _load_reports(self, ctx: click.Context) -> PluginManager:
-        manager, found = manager_of(ctx), RunReports(self.params)
-        manager.hand("register_reports", found.add)
-        ctx.meta[__name__] = found
-        return manager
+    def _load_reports(self, ctx: click.Context) -> None:
+        found = manager_of(ctx).items("register_reports")
+        ctx.meta[__name__] = {f"report_{number}": cls for number, cls in enumerate(found)}
 
 
 @click.command(cls=RunCommand)
@@ -331,8 +297,9 @@ def run(
     for message, made in mistakes.items():
         if made:
             raise click.UsageError(message)
-    found: RunReports | None = ctx.meta.get(RunCommand.__module__)
-    reports = [] if found is None else [*found.asked_for(of_reports)]
+    reports: list[tuple[RunReport, Path]] = [
+        (ctx.meta[__name__][name](), path) for name, path in of_reports.items() if path is not None
+    ]
     if reports and dry_run:
         flag = reports[0][0].flag
         raise click.UsageError(f"{flag} needs a training run. Remove --dry-run or {flag}.")

@@ -17,9 +17,6 @@ from recd_plugins.runtime.errors import Problem, RegistryError
 
 Location = tuple[str | int, ...]
 
-#: Maximum number of values in a file. Aliases count expanded: a few lines can hold billions.
-MOST_VALUES = 50_000
-
 _STANDARD = "tag:yaml.org,2002:"
 _TAGS = {
     _STANDARD + kind
@@ -131,7 +128,6 @@ class _Reading:
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
     lines: dict[Location, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    num_values: int = 0
 
     def compose(self, text: str) -> Node | None:
         try:
@@ -146,35 +142,24 @@ class _Reading:
         return root
 
     def read(self, root: Node, location: Location) -> Any:
-        value = self._value(root, location, ())
+        value = self._value(root, location)
         if self.problems:
             raise RegistryError(self.problems)
         return value
 
-    def _value(self, node: Node, location: Location, enclosing: tuple[Node, ...]) -> Any:
-        if node in enclosing:
-            self._refuse(
-                node, location, "the value contains itself through a YAML alias. Remove the alias"
-            )
-            return None
-        self.num_values += 1
-        if self.num_values > MOST_VALUES:
-            line = self.lines.get(location, 0)
-            message = f"the file has more than {MOST_VALUES:,} values with aliases. Shorten it"
-            raise _error(self.path, line, message)
+    def _value(self, node: Node, location: Location) -> Any:
         tag = str(node.tag)
         if tag not in _TAGS:
             message = f"YAML tag {tag!r} is not allowed. Write a plain value without a tag"
             self._refuse(node, location, message)
             return None
-        enclosing = (*enclosing, node)
         if isinstance(node, MappingNode):
-            return self._mapping(node, location, enclosing)
+            return self._mapping(node, location)
         if isinstance(node, SequenceNode):
             items = []
             for index, item in enumerate(node.value):
                 self.lines[(*location, index)] = item.start_mark.line + 1
-                items.append(self._value(item, (*location, index), enclosing))
+                items.append(self._value(item, (*location, index)))
             return items
         try:
             return self.yaml.constructor.construct_object(node)
@@ -183,9 +168,7 @@ class _Reading:
             self._refuse(node, location, f"{short_repr(node.value)} is not a YAML {kind}. Fix it")
             return None
 
-    def _mapping(
-        self, node: MappingNode, location: Location, enclosing: tuple[Node, ...]
-    ) -> dict[str, Any]:
+    def _mapping(self, node: MappingNode, location: Location) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, item in node.value:
             if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
@@ -201,7 +184,7 @@ class _Reading:
                 self._refuse(key, inner, message)
                 continue
             self.lines[inner] = key.start_mark.line + 1
-            result[key.value] = self._value(item, inner, enclosing)
+            result[key.value] = self._value(item, inner)
         return result
 
     def _refuse(self, node: Node, location: Location, message: str) -> None:

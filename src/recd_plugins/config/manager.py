@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from pydantic import BaseModel
 
 from recd_plugins.config import hookspecs
-from recd_plugins.config.built_in_kinds import BY_NAME, KINDS, OTHER_SECTIONS, OWN_SECTIONS
+from recd_plugins.config.built_in_kinds import KINDS, OTHER_SECTIONS, OWN_SECTIONS
 from recd_plugins.interfaces import Kind, Plugin
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.plugin_modules import (
@@ -35,22 +33,13 @@ if TYPE_CHECKING:
 API_VERSION = 6
 """Version of the plugin API. Increased when the API gains features that plugins may require."""
 
-#: Hooks for plugins of one kind; ``register_plugins`` accepts all kinds.
-HOOKS = {
-    "register_datasets": "dataset",
-    "register_converters": "converter",
-    "register_preprocessing": "preprocessing",
-    "register_ingestions": "ingestion",
-    "register_poolings": "pooling",
-    "register_shardings": "sharding",
-    "register_caches": "cache",
-}
+# Hooks that return plugin classes.
+_HOOKS = (
+    *("register_datasets", "register_converters", "register_preprocessing", "register_ingestions"),
+    *("register_poolings", "register_shardings", "register_caches", "register_plugins"),
+)
 #: Origin of the kinds of recd-plugins itself.
 OWN = "recd-plugins"
-
-# Dataset wrappers are listed under ``wrap`` and named ``wrapper`` in the schema.
-_RESERVED = OTHER_SECTIONS | {"wrap", "wrapper"}
-_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
 @dataclass(frozen=True)
@@ -146,18 +135,17 @@ class PluginManager:
             with self._tolerated(package):
                 _returned(hooks, "register_commands", origin, cli=cli)
 
-    def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
-        """Call a hook of all packages and files, and pass each returned item to ``add``.
-
-        ``add`` is a function of an item and its origin, and raises PluginError to reject the item.
+    def items(self, hook: str) -> list[Any]:
+        """Return the items that a hook of all packages and files returns.
 
         Raises:
             PluginError: a plugin file failed. Failed packages are added to ``broken``.
         """
+        found: list[Any] = []
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                for each in _returned(hooks, hook, origin):
-                    add(each, f"{origin}: {hook}")
+                found += _returned(hooks, hook, origin)
+        return found
 
     def _installed_first(self) -> list[tuple[pluggy.PluginManager, str, Package | None]]:
         self._load()
@@ -182,7 +170,8 @@ class PluginManager:
         except PluginError as error:
             if package is None:
                 raise
-            self._broken.append(Broken(package.name, str(error)))
+            if (broken := Broken(package.name, str(error))) not in self._broken:
+                self._broken.append(broken)
 
     def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
         """Register the plugin kinds that a module defines, and return the module's hooks."""
@@ -194,31 +183,15 @@ class PluginManager:
             )
         hooks = _hooks_of(module, origin)
         for kind in _returned(hooks, "register_kinds", origin):
-            if kind not in self._kinds:
-                self._check_kind(kind, origin)
-                self._kinds[kind] = origin
+            self._kinds.setdefault(kind, origin)
         return hooks
-
-    def _check_kind(self, kind: Kind, origin: str) -> None:
-        owners = {
-            word: owner
-            for known, owner in self._kinds.items()
-            for word in (known.name, known.section)
-        }
-        for word in (kind.name, kind.section):
-            own = word in _RESERVED or hasattr(BaseModel, word)  # a section is a field of a model
-            if owner := owners.get(word, OWN if own else ""):
-                raise PluginError(
-                    f"{origin}: kind {kind.name!r}: the name {word!r} is already a kind or section "
-                    f"of {owner}. Rename the kind, or exclude a package with recd --without NAME"
-                )
 
     def _register_plugins(
         self, module: ModuleType, hooks: pluggy.PluginManager, origin: str, package: Package | None
     ) -> None:
         if module in self._modules:
             return
-        found = list(self._classes(hooks, origin, package))
+        found = list(self._classes(hooks, origin))
         self._modules[module] = hooks, origin, package
         for kind, cls in found:
             other = self._found.setdefault(kind.name, {}).setdefault(
@@ -232,20 +205,12 @@ class PluginManager:
                 )
 
     def _classes(
-        self, hooks: pluggy.PluginManager, origin: str, package: Package | None
+        self, hooks: pluggy.PluginManager, origin: str
     ) -> Iterator[tuple[Kind, type[Plugin]]]:
         """Yield ``(kind, class)`` of each plugin class that a module registers."""
-        for hook in (*HOOKS, "register_plugins"):
+        for hook in _HOOKS:
             for cls in _returned(hooks, hook, origin):
-                where, name = f"{origin}: {hook}", HOOKS.get(hook)
-                kind = BY_NAME[name] if name else self._kind_of(cls, where)
-                if not issubclass(cls, kind.interface):
-                    raise PluginError(
-                        f"{where} returned the class {qualified(cls)}, which is not a subclass of "
-                        f"{qualified(kind.interface)}. Derive {cls.__name__} from this class"
-                    )
-                self._check_name(cls, where, package)
-                yield kind, cls
+                yield self._kind_of(cls, f"{origin}: {hook}"), cls
 
     def _kind_of(self, cls: Any, where: str) -> Kind:
         """Return the plugin kind of a class. Imports all packages if the kind is unknown."""
@@ -260,16 +225,6 @@ class PluginManager:
                 f"one of these kinds: {', '.join(map(repr, known))}"
             )
         return known[name]
-
-    def _check_name(self, cls: type[Plugin], where: str, package: Package | None) -> None:
-        name = getattr(cls, "name", "")
-        prefix, dot, _ = name.partition(".")
-        own = package.name if package else None
-        if not _NAME.fullmatch(name) or (not dot and prefix != own):
-            raise PluginError(
-                f"{where}: the plugin name {name!r} of class {qualified(cls)} is invalid. Use "
-                "package.part in lower case, for example 'acme.hash'"
-            )
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:

@@ -152,6 +152,5 @@ def measurement(plugins_dir: Path | None = None) -> Measurement | None:
 
     Plugin files in ``plugins_dir`` come after installed packages.
     """
-    found: list[type[Measurement]] = []
-    PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
+    found = PluginManager(plugins_dir).items("register_measurements")
     return found[-1]() if found else None

@@ -64,18 +64,8 @@ def show_controls(stream: TextIO) -> None:
 
 
 def prepare_output() -> None:
-    """Make stdout and stderr escape control characters, and open closed standard streams.
-
-    Closed streams are opened as ``/dev/null``, so that no other file gets their descriptors.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    streams: list[Any] = [sys.stdout, sys.stderr]
-    for stream in streams:
+    """Make stdout and stderr escape control characters."""
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Show the bytes of file names that are not UTF-8.
             stream.reconfigure(errors="surrogateescape")
