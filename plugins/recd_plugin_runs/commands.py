@@ -42,7 +42,7 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
     "--baseline",
     is_flag=True,
     help="Also show the metrics of a logistic regression (scikit-learn), trained on at most "
-    "100,000 rows.",
+    "100,000 rows. recd report then shows it, too.",
 )
 @click.option(
     "--json",
@@ -110,6 +110,10 @@ def evaluate(
     if launcher.torchrun_rank() not in (None, 0):
         return
     found = with_baselines(found, read.dataset, logistic=baseline)
+    result = run_folders.read_result(chosen.parent)
+    if baseline and result and not settings:  # recd report shows it
+        logistic = {"logistic_regression": found.baselines["logistic_regression"].figures()}
+        run_folders.write_result(chosen.parent, {**result, "baselines": logistic})
     if on_terminal:
         click.echo(file_utils.json_text(found.as_json()), nl=False)
         return

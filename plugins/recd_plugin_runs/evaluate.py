@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from recd_plugins.api import (
     model_tables,
     plugin_call,
     run_identity,
+    run_results,
     table_weights,
     text_table,
     trained_models,
@@ -79,13 +79,13 @@ class Evaluated:
 
 
 def _heading(name: str) -> str:
-    return "rows" if name == "num_samples" else name.replace("_", " ")
+    return "rows" if name == "num_samples" else run_results.figure_words(name)
 
 
 def _figure(value: float | str) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return value if isinstance(value, str) else "-" if math.isnan(value) else f"{value:.6g}"
+    if isinstance(value, int | str):
+        return value if isinstance(value, str) else f"{value:,}"
+    return run_results.figure_text(value, "loss")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -14,29 +16,43 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugin_runs.runs import differing, listed, other_rows, settings_of
+from recd_plugin_runs import runs as run_lists
 from recd_plugins.api import RecdError, html_page, plots, run_folders, run_results, text_utils
 
 # Losses that differ by at most this are reported as equal.
 _EQUAL_LOSSES = 1e-5
+_COLORS = [color for color in plots.ALL_COLORS if color != plots.GREY]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a report file: its name, results, complete report, settings and plot color."""
+    """One run of a report file: its name, results, complete report, settings and line style."""
 
     name: str
     values: Mapping[str, Any]
     report: object = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    color: str = plots.COLORS[0]
+    style: int = 0
+
+    def figures(self) -> dict[str, tuple[float | None, str]]:
+        """Return a dict from figure to (value, unit), with the log loss and AUC of baselines."""
+        found: dict[str, tuple[float | None, str]] = {}
+        stored = self.values.get("baselines", {}).items()
+        entropy = (self.values["test"] or {}).get("normalized_entropy")
+        for name, figure in run_results.figures_of(self.values).items():
+            found[name] = figure
+            if name == "test_log_loss" and figure[0] and entropy:
+                found["base_rate_log_loss"] = figure[0] / entropy, "loss"
+            if name in ("test_log_loss", "test_auc"):
+                metric = name.removeprefix("test_")
+                found |= {f"{each}_{metric}": (of[metric], "loss") for each, of in stored}
+        return found
 
     def figure(self, name: str) -> float | None:
         """Return a metric, or None if missing. In a comparison, return the median over repeats."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
-        value: float | None = run_results.figures_of(self.values).get(name, (None, ""))[0]
-        return value
+        return self.figures().get(name, (None, ""))[0]
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
         """Return the ratio of a metric to the run ``first``; None if the runs were not compared."""
@@ -51,6 +67,20 @@ class Run:
     def entropy(self) -> float | None:
         """Return the normalized entropy of the test split; None if it was not measured."""
         return self.figure("test_normalized_entropy")
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Return the matplotlib arguments of the run's lines.
+
+        The first run is on top. Lines below are wider, so that equal curves stay visible.
+        """
+        return {
+            "label": self.name,
+            "color": _COLORS[self.style % len(_COLORS)],
+            "linewidth": min(1.5 + self.style, 6),
+            "alpha": 0.6 if self.style else 1,
+            "zorder": 3 - self.style / 100,
+        }
 
     @property
     def losses(self) -> list[float]:
@@ -82,15 +112,19 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
                 if len(paths) > 1 or not run.name
                 else ""
             )
-            settings = listed(given).settings if given.is_dir() else run.settings
+            settings = run_lists.listed(given).settings if given.is_dir() else run.settings
             found.append(replace(run, name=f"{of_file} {run.name}".strip(), settings=settings))
     if len(paths) > 1:
-        found.sort(key=lambda run: math.inf if (ne := run.entropy) is None else ne)
+        found = _best_first(found)
     names = [run.name for run in found]
     return [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
         for i, run in enumerate(found)
     ]
+
+
+def _best_first(runs: Iterable[Run]) -> list[Run]:
+    return sorted(runs, key=lambda run: math.inf if (ne := run.entropy) is None else ne)
 
 
 def _results_in(path: Path) -> list[Path]:
@@ -115,7 +149,13 @@ def runs_of(report: Any) -> list[Run]:
     }
     shared = {name: report[name] for name in ("registry", "settings") if name in report}
     rounds = report.get("rounds") or {}
-    settings = settings_of(shared.get("registry") or "", shared.get("settings") or ())
+    given = shared.get("settings") or ()
+    settings = run_lists.settings_of(shared.get("registry") or "", given)
+    if seeds := report.get("seeds"):
+        return _best_first(
+            Run(f"seed {seed}", {**values, **shared}, values, {**settings, "training.seed": seed})
+            for seed, values in seeds.items()
+        )
     return [
         Run(name, {**values, **shared, "rounds": rounds.get(name, {})}, report, settings)
         for name, values in (sides or {"": report}).items()
@@ -128,7 +168,7 @@ _KNOWN = frozenset(
     {
         "samples_per_second", "step_seconds", "ids_looked_up", "peak_memory_bytes", "losses",
         "train", "test", "registry", "settings", "rounds", "validation", "stalls", "stages",
-        "collective_bytes", "calibration_bins", "first_step",
+        "collective_bytes", "calibration_bins", "first_step", "baselines",
     }
 )  # fmt: skip
 # Data wait is mentioned if it exceeds this share of a step.
@@ -137,10 +177,14 @@ _WAITING = 0.2
 
 def page(runs: Sequence[Run]) -> str:
     """Return an HTML page that compares runs: findings, figures, curves and tables."""
-    named = " and ".join(run.name or "run" for run in runs)
-    title = named if len(runs) < 4 else f"{len(runs)} runs"
-    colors = cycle(plots.ALL_COLORS)
-    runs = [replace(run, color=color) for run, color in zip(runs, colors, strict=False)]
+    title = runs[0].name or "run"
+    folders = {Path(run.name).parent for run in runs}
+    if len(runs) > 1:
+        title = f"{len(runs)} runs"
+        if len(folders) == 1 and (folder := folders.pop()).name:
+            title += f" of {folder.name}"
+            runs = [replace(run, name=f"run {Path(run.name).name}") for run in runs]
+    runs = [replace(run, style=number) for number, run in enumerate(runs)]
     told = [html_page.element("li", finding) for finding in findings(runs)]
     parts = [
         html_page.element("h1", title),
@@ -150,8 +194,8 @@ def page(runs: Sequence[Run]) -> str:
         _figures(runs),
         *html_page.html_section(
             "Losses",
-            "Mean loss over ranks at each step, before the update of the weights. The strong line "
-            "is a moving average.",
+            "Moving average of the training loss, before the update of the weights."
+            + (" The faint line has the loss of each step." if len(runs) == 1 else ""),
             loss_plot([run for run in runs if run.losses]),
         ),
         *_validations(runs),
@@ -169,7 +213,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
     if len({id(run.report) for run in runs}) > 1 and first.entropy is not None:
         yield f"{first.name} is best: normalized entropy {first.entropy:.5f} on the test split."
-        if told := other_rows([run.values for run in runs]):
+        if told := run_lists.other_rows([run.values for run in runs]):
             yield told
     for run in runs[1:]:
         for name, sentence in (
@@ -190,38 +234,58 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         same = run.report is first.report and len(run.losses) == len(first.losses)
         if same and all(each <= _EQUAL_LOSSES for each in apart):
             yield f"Losses of {first.name} and {run.name} agree within {max(apart, default=0):.1e}."
+    yield from (f"{line}." for line in run_lists.seed_lines(_as_listed(runs), "normalized_entropy"))
+    alike: dict[str, list[tuple[str, str]]] = {}
     for run in runs:
-        named = f"{run.name}: " if len(runs) > 1 else ""
-        stalls = run.values.get("stalls")
-        if stalls and stalls["share"] > _WAITING:
-            yield f"{named}{stalls['share']:.0%} of each step is spent waiting for data."
-        whose = run.name if len(runs) > 1 else ""
-        train = (run.values["train"] or {}).get("normalized_entropy")
-        if (
-            run.entropy is None
-            and train is not None
-            and (told := run_results.worse_than_base_rate(train, "train", whose, train))
-        ):
-            yield f"{told}."
-        for told in run_results.quality_advice(run.values, whose):
-            yield f"{told}."
+        for told in _advice(run, run.name if len(runs) > 1 else ""):
+            key = re.sub(r"[\d.]+", "", told.replace(run.name, ""))
+            alike.setdefault(key, []).append((run.name, told))
+    for (_, told), *others in alike.values():
+        same = f" The same applies to {', '.join(name for name, _ in others)}." if others else ""
+        yield told + same
+
+
+def _advice(run: Run, whose: str) -> Iterator[str]:
+    """Yield sentences about data stalls and about metrics that need attention."""
+    stalls = run.values.get("stalls")
+    if stalls and stalls["share"] > _WAITING:
+        named = f"{whose}: " if whose else ""
+        yield f"{named}{stalls['share']:.0%} of each step is spent waiting for data."
+    train = (run.values["train"] or {}).get("normalized_entropy")
+    if (
+        run.entropy is None
+        and train is not None
+        and (told := run_results.worse_than_base_rate(train, "train", whose, train))
+    ):
+        yield f"{told}."
+    for told in run_results.quality_advice(run.values, whose):
+        yield f"{told}."
+
+
+def _as_listed(runs: Sequence[Run]) -> list[run_lists.ListedRun]:
+    return [
+        run_lists.ListedRun(Path(run.name.removeprefix("run ")), "", run.settings, run.values, 0)
+        for run in runs
+    ]
 
 
 def _settings(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    if keys := differing([run.settings for run in runs]):
+    if keys := run_lists.differing([run.settings for run in runs]):
         yield html_page.element("h2", "Settings that differ")
         rows = [(key, *(str(run.settings.get(key, "-")) for run in runs)) for key in keys]
         yield html_page.html_table(("", *(run.name for run in runs)), rows)
 
 
 def _figures(runs: Sequence[Run]) -> html_page.Html:
-    found = [run_results.figures_of(run.values) for run in runs]
+    found = [run.figures() for run in runs]
     complete = sorted(found, key=len, reverse=True)
     units = {name: unit for each in complete for name, (_, unit) in each.items()}
     compared = [i > 0 and run.report is runs[0].report for i, run in enumerate(runs)]
     headings = [""]
     for run, has_ratio in zip(runs, compared, strict=True):
         headings += [run.name or "value", *(["ratio"] if has_ratio else [])]
+    seeds = run_lists.seed_groups(_as_listed(runs))
+    headings += [f"mean ± stdev of {names}" for _, names in seeds]
     rows = []
     for name, unit in units.items():
         if unit == "B" and not any(run.figure(name) for run in runs):
@@ -234,6 +298,11 @@ def _figures(runs: Sequence[Run]) -> html_page.Html:
                 run_results.figure_text(run.figure(name), unit),
                 *([times.replace("\n", ", ") if times != "1x" else ""] if has_ratio else []),
             ]
+        for group, _ in seeds:
+            metric = name.removeprefix("test_") if unit == "loss" else ""
+            known = [value for run in group if (value := run.metric(metric)) is not None]
+            spread = (statistics.fmean(known), statistics.stdev(known)) if len(known) > 1 else ()
+            cells.append(" ± ".join(run_results.figure_text(each, unit) for each in spread))
         rows.append(cells)
     return html_page.html_table(headings, rows)
 
@@ -253,9 +322,7 @@ def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
             ended = ", then stopped early" if curve["stopped_early"] else ""
             if best or ended:
                 told.append(f"{run.name}:{best}{ended}.".removeprefix(":").strip())
-        text = " ".join(
-            [f"{run_results.figure_words(metric)} of the test split during training.", *told]
-        )
+        text = " ".join([f"The {run_results.figure_words(metric)} during training.", *told])
         yield from html_page.html_section("Validation", text, validation_plot(of_metric, metric))
 
 
@@ -331,13 +398,15 @@ def _text(value: Any) -> str:
 
 def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
     """Yield the registry file and overrides of each run as HTML."""
-    by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    by_text: dict[str, list[Run]] = {}
     for run in runs:
         if text := run.values.get("registry"):
-            by_text.setdefault((text, tuple(run.values.get("settings", ()))), []).append(run.name)
-    for (text, settings), names in by_text.items():
-        of = f" of {', '.join(names)}" if len(by_text) > 1 else ""
-        given = [html_page.element("p", f"With {', '.join(settings)}.")] if settings else []
+            by_text.setdefault(text, []).append(run)
+    for text, of_text in by_text.items():
+        of = f" of {', '.join(run.name for run in of_text)}" if len(by_text) > 1 else ""
+        settings = {", ".join(run.values.get("settings", ())) for run in of_text}
+        common = settings if len(settings) == 1 else ()
+        given = [html_page.element("p", f"With {each}.") for each in common if each]
         yield _folded(f"Registry file{of}", *given, html_page.element("pre", text))
 
 
@@ -347,12 +416,13 @@ _POINTS = 600
 
 @plots.plot_style()
 def loss_plot(runs: Sequence[Run]) -> html_page.Html:
-    """Plot the losses of the training steps as HTML: faint, with a strong moving average."""
+    """Plot moving averages of the training loss as HTML. Also plots each loss of a single run."""
     axes = _axes(4.0)
     limits = []
+    longest = max((len(run.losses) for run in runs), default=0)
     for run in runs:
         losses = np.array(run.losses)
-        width = max(1, min(len(losses) // 4, max(20, len(losses) // 20)))
+        width = max(1, min(len(losses) // 4, max(20, longest // (10 if len(runs) > 1 else 20))))
         known = np.isfinite(losses)
         sums, counts = (
             np.convolve(each, np.ones(width), "same")[: len(losses)]
@@ -361,10 +431,11 @@ def loss_plot(runs: Sequence[Run]) -> html_page.Html:
         smooth = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
         at = np.unique(np.linspace(0, len(losses) - 1, _POINTS).astype(int))
         marker = "o" if len(at) == 1 else None
-        if width > 1:
-            axes.plot(at + 1, losses[at], color=run.color, alpha=0.2, linewidth=1)
-        axes.plot(at + 1, smooth[at], color=run.color, label=run.name, linewidth=2, marker=marker)
-        limits += [*np.quantile(losses[known], [0.005, 0.995])] if known.any() else []
+        if width > 1 and len(runs) == 1:
+            axes.plot(at + 1, losses[at], color=run.line["color"], alpha=0.2, linewidth=1)
+        axes.plot(at + 1, smooth[at], marker=marker, **run.line)
+        shown = losses if len(runs) == 1 else smooth
+        limits += [*np.quantile(shown[known], [0.005, 0.995])] if known.any() else []
     if limits and min(limits) < max(limits):  # single outliers must not flatten the curves
         margin = 0.05 * (max(limits) - min(limits))
         axes.set_ylim(min(limits) - margin, max(limits) + margin)
@@ -379,11 +450,12 @@ def validation_plot(runs: Sequence[Run], metric: str) -> html_page.Html:
     for run in runs:
         curve = run.values["validation"]
         values = [math.nan if value is None else value for value in curve["values"]]
-        axes.plot(curve["steps"], values, color=run.color, label=run.name, marker=".")
+        axes.plot(curve["steps"], values, marker=".", **run.line)
         if (best := curve["best_step"]) in curve["steps"]:
             at = curve["steps"].index(best)
             label = "best step" if len(runs) == 1 else None
-            axes.plot(best, values[at], "o", ms=12, mfc="none", mew=2, color=run.color, label=label)
+            color = run.line["color"]
+            axes.plot(best, values[at], "o", ms=12, mfc="none", mew=2, color=color, label=label)
     axes.set(xlabel="step", ylabel=run_results.figure_words(metric))
     return _svg(axes, legend=True)
 
@@ -395,7 +467,7 @@ def calibration_plot(runs: Sequence[Run]) -> html_page.Html:
     most = 0.0
     for run in runs:
         _, predicted, observed = zip(*run.values["calibration_bins"], strict=True)
-        axes.plot(predicted, observed, color=run.color, label=run.name, marker="o", ms=5)
+        axes.plot(predicted, observed, marker="o", ms=5, **run.line)
         most = max(most, *predicted, *observed)
     axes.plot([0, most], [0, most], "--", color="#566070", linewidth=1, zorder=1)
     axes.set(xlabel="mean prediction", ylabel="share of positive labels")

@@ -214,6 +214,26 @@ def test_separate_runs_are_sorted_and_their_settings_compared(tmp_path: Path) ->
     assert "Time of a step" not in html, "there are no data stalls"
 
 
+def test_seeds_have_a_spread_and_advice_is_said_once(tmp_path: Path) -> None:
+    metrics = {"auc": 0.5, "num_samples": 64}
+    seeds = {
+        str(seed): a_run(test={**metrics, "normalized_entropy": entropy, "log_loss": entropy / 2})
+        for seed, entropy in enumerate((1.2, 1.1, 1.3))
+    }
+    report = {"seeds": seeds, "spread": {}, "registry": "training: {steps: 3}", "settings": []}
+    tmp_path.joinpath("a.json").write_text(json.dumps(report))
+    runs = read_runs([tmp_path / "a.json"])
+    assert [run.name for run in runs] == ["seed 1", "seed 0", "seed 2"]
+    best, spread, advice = findings(runs)
+    assert best.startswith("seed 1 is best")
+    assert spread.endswith("in their seed: normalized entropy 1.20000, standard deviation 0.10000.")
+    assert advice.endswith("The same applies to seed 0, seed 2.")
+    html = page(runs)
+    assert "<h1>3 runs</h1>" in html
+    assert "<td>0.65000</td><td>0.60000 ± 0.05000</td>" in html
+    assert f"<td>base rate log loss</td>{'<td>0.50000</td>' * 3}<td></td>" in html
+
+
 def plotted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collect the axes of plots in the returned list."""
     shown: list[Any] = []

@@ -120,12 +120,12 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("r.yaml").write_text(REGISTRY)
     recd("run", "r.yaml", "--steps", "2", "training.learning_rate=0.02", "model.bottom_mlp=[8]")
     shown = recd("runs", "runs/r", "--metric", "AUC")
-    assert "best auc: runs/r/" in shown
+    assert "best AUC: runs/r/" in shown
     assert max(map(len, shown.splitlines())) <= 100
     monkeypatch.setenv("COLUMNS", "60")
     shown = recd("runs", "runs/r")
     assert max(map(len, shown.partition("best norm")[0].splitlines())) <= 60
-    assert "runs 1, 3, 4 differ only in their seed: normalized_entropy " in shown
+    assert "runs 1, 3, 4 differ only in their seed: normalized entropy " in shown
     Path("runs/r/5/result.json").unlink()
     done = CliRunner().invoke(main, ["evaluate", "r.yaml"])
     assert "using runs/r/4, because runs/r/5 has not finished" in done.stderr

@@ -15,7 +15,7 @@ p.note { color: #566070; } figure { margin: 1rem 0; overflow-x: auto; }
 svg { max-width: 100%; height: auto; font-family: system-ui, sans-serif; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e8ec; }
-td:not(:first-child) { white-space: nowrap; }
+td:not(:first-child), th { white-space: nowrap; }
 th { vertical-align: bottom; color: #566070; font-weight: 600; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
 td:first-child { min-width: 8rem; } td.exact { color: #2563a8; font-weight: 600; }
