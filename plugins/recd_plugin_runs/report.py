@@ -70,15 +70,10 @@ class Run:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Return the matplotlib arguments of the run's lines.
-
-        The first run is on top. Lines below are wider, so that equal curves stay visible.
-        """
+        """Return the matplotlib arguments of the run's lines. The first run is on top."""
         return {
             "label": self.name,
             "color": _COLORS[self.style % len(_COLORS)],
-            "linewidth": min(1.5 + self.style, 6),
-            "alpha": 0.6 if self.style else 1,
             "zorder": 3 - self.style / 100,
         }
 
@@ -241,8 +236,8 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             key = re.sub(r"[\d.]+", "", told.replace(run.name, ""))
             alike.setdefault(key, []).append((run.name, told))
     for (_, told), *others in alike.values():
-        same = f" The same applies to {', '.join(name for name, _ in others)}." if others else ""
-        yield told + same
+        more = f" The same applies to {', '.join(name for name, _ in others)}." if others else ""
+        yield told + more
 
 
 def _advice(run: Run, whose: str) -> Iterator[str]:
@@ -433,7 +428,8 @@ def loss_plot(runs: Sequence[Run]) -> html_page.Html:
         marker = "o" if len(at) == 1 else None
         if width > 1 and len(runs) == 1:
             axes.plot(at + 1, losses[at], color=run.line["color"], alpha=0.2, linewidth=1)
-        axes.plot(at + 1, smooth[at], marker=marker, **run.line)
+        wider = min(1.5 + 0.8 * run.style, 4)  # than lines above, which may be equal
+        axes.plot(at + 1, smooth[at], marker=marker, linewidth=wider, **run.line)
         shown = losses if len(runs) == 1 else smooth
         limits += [*np.quantile(shown[known], [0.005, 0.995])] if known.any() else []
     if limits and min(limits) < max(limits):  # single outliers must not flatten the curves
