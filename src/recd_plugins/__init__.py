@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
     from recd_plugins.model.deferred_tables import deferred_tables
+    from recd_plugins.model.request_model import RequestModel, request_rows
     from recd_plugins.planning.choosing import prepare
     from recd_plugins.runtime.versions import __version__
     from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
@@ -38,11 +39,13 @@ _HOME = {
     "lookup_ids": "sharding.byte_counter",
     "Dedup": "drop_in.dedup",
     "PooledSequences": "drop_in.pooled_sequences",
+    "RequestModel": "model.request_model",
     "RunConfig": "config",
     "__version__": "runtime.versions",
     "describe_tables": "sharding.table_report",
     "load_registry": "config.from_file",
     "prepare": "planning.choosing",
+    "request_rows": "model.request_model",
     "wrap": "drop_in.wrap",
 }
 
@@ -54,6 +57,7 @@ __all__ = [
     "LearningRates",
     "PooledSequences",
     "Predictions",
+    "RequestModel",
     "RunConfig",
     "__version__",
     "build_optimizer",
@@ -65,6 +69,7 @@ __all__ = [
     "load_registry",
     "lookup_ids",
     "prepare",
+    "request_rows",
     "wrap",
 ]
 

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces.rows import Storage
     from recd_plugins.interfaces.tables import AccessOptions
     from recd_plugins.model.build import build_model
+    from recd_plugins.model.request_model import CandidateBatch, RequestModel, UserBatch, UserSide
     from recd_plugins.model.sequence_pooling import SequencePooling
     from recd_plugins.planning import plan_mode as plan_modes
     from recd_plugins.planning import step_cost as step_costs

@@ -1,0 +1,278 @@
+"""Base class of ranking models that compute the user side once per request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from recd_plugins.runtime.errors import ExactnessError
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
+from recd_plugins.sparse.jagged import runs_of_equal_rows
+from recd_plugins.sparse.request_rows import RequestRows
+
+Vectors: TypeAlias = KeyedTensor | Mapping[Any, Tensor]
+
+
+class RequestModel(nn.Module, ABC):
+    """A ranking model that computes the user side once per request, and candidates per row.
+
+    The results are those of a model that computes everything per row, up to the order of sums.
+    Dropout in ``user`` draws one mask per request row. Batch normalization in ``user`` weights each
+    request row by its number of batch rows.
+
+    Example::
+
+        class Ranker(RequestModel):
+            def __init__(self, tables):
+                super().__init__()
+                self.bags = EmbeddingBagCollection(tables=tables)
+                self.encoder = nn.Sequential(nn.Linear(32, 64), nn.ReLU())
+                self.head = nn.Linear(64 + 16, 1)
+
+            def look_up(self, batch):
+                return self.bags(batch.sparse_features)
+
+            def user(self, batch):
+                vectors = [batch.vectors["user"], batch.vectors["clicks"]]
+                return self.encoder(torch.cat(vectors, dim=1))
+
+            def candidate(self, batch, user):
+                vectors = [user.expanded, batch.vectors["item"]]
+                return self.head(torch.cat(vectors, dim=1)).squeeze(1)
+    """
+
+    def look_up(self, batch: Any) -> Vectors:  # noqa: ARG002
+        """Return the embeddings of a batch, ``[B, D]`` by feature name, for both sides.
+
+        Call each embedding module here, and only once: train pipelines require it.
+        """
+        return {}
+
+    @abstractmethod
+    def user(self, batch: UserBatch) -> Any:
+        """Compute the user side: tensors ``[U, ...]`` in any nesting of dicts, lists and tuples."""
+
+    @abstractmethod
+    def candidate(self, batch: CandidateBatch, user: UserSide) -> Tensor:
+        """Return the logits of all rows, ``[B]``, from a batch and the result of ``user``."""
+
+    def request_rows(self, batch: Any) -> RequestRows | None:
+        """Return the request rows of a batch; None if each row is a request row of its own.
+
+        The default is ``batch.request``, as batches of ``recd run`` have. Override it for batches
+        of another type, for example with ``request_rows(batch.sparse, ["user", "clicks"])``.
+        """
+        request: RequestRows | None = batch.request
+        return request
+
+    def loss(self, logits: Tensor, batch: Any) -> Tensor:
+        """Return the scalar mean loss. The default is binary cross-entropy."""
+        return F.binary_cross_entropy_with_logits(logits, batch.labels)
+
+    def scores(self, batch: Any) -> Tensor:
+        """Return the logits of all rows, ``[B]``."""
+        request, vectors = self.request_rows(batch), self.look_up(batch)
+        with self._weighted(request):
+            user = self.user(UserBatch(batch, vectors, request))
+        return self.candidate(CandidateBatch(batch, vectors), UserSide(user, request))
+
+    def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Return the scalar mean loss and detached (loss, logits ``[B]``, labels ``[B]``)."""
+        logits = self.scores(batch)
+        loss = self.loss(logits, batch)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+    def _weighted(self, request: RequestRows | None) -> AbstractContextManager[Any]:
+        if not self._normalizes or not self.training or not isinstance(request, RequestRows):
+            return nullcontext()
+        return _WeightedBatchNorm(request)
+
+    @cached_property
+    def _normalizes(self) -> bool:
+        return any(isinstance(module, _BatchNorm) for module in self.modules())
+
+
+class CandidateBatch:
+    """A batch for ``RequestModel.candidate``.
+
+    ``vectors`` is the result of ``look_up``. All other attributes are those of the batch.
+    """
+
+    def __init__(self, batch: Any, vectors: Vectors) -> None:
+        self._batch, self.vectors = batch, vectors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+
+class UserBatch:
+    """A batch for ``RequestModel.user``.
+
+    ``vectors`` has the embeddings of user features by name, ``[U, D]``. All other attributes are
+    those of the batch, with all B rows.
+    """
+
+    def __init__(self, batch: Any, vectors: Vectors, request: RequestRows | None) -> None:
+        self._batch, self.request = batch, request
+        self.vectors = UserVectors(vectors, request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def select(self, rows: Tensor) -> Tensor:
+        """Return one row per request row: ``[B, ...]`` to ``[U, ...]``.
+
+        Raises:
+            ExactnessError: rows of one request differ. On CUDA, torch stops with a device-side
+                assertion instead.
+        """
+        return _select(rows, self.request)
+
+
+class UserVectors:
+    """Embeddings of user features by name, one row per request row."""
+
+    def __init__(self, vectors: Vectors, request: RequestRows | None) -> None:
+        self._vectors, self._request = vectors, request
+
+    def __getitem__(self, feature: str) -> Tensor:
+        """Return ``[U, D]``. Raises ExactnessError if ``feature`` is not a user feature."""
+        return _select_feature(self._vectors[feature], feature, self._request)
+
+
+class UserSide:
+    """The result of ``RequestModel.user`` for ``RequestModel.candidate``.
+
+    Attributes:
+        unique: the result for U request rows.
+        request: the request row of each batch row; None if ``unique`` has all B rows.
+    """
+
+    def __init__(self, unique: Any, request: RequestRows | None) -> None:
+        self.unique, self.request = unique, request
+
+    @cached_property
+    def expanded(self) -> Any:
+        """The result with the rows of each tensor repeated for all candidates, ``[B, ...]``."""
+        if self.request is None:
+            return self.unique
+        return tree_map(self.request.expand, self.unique)
+
+
+def request_rows(
+    features: KeyedJaggedTensor, names: Iterable[str], dense: Tensor | None = None
+) -> RequestRows | None:
+    """Return the runs of adjacent rows with equal user features.
+
+    Args:
+        features: a deduplicated batch, from ``Wrapped.dedup``.
+        names: user features, such as the user's id and history.
+        dense: user features that are numbers, ``[B, n]``.
+
+    Returns:
+        None if the batch is plain. Waits for the device on CUDA.
+    """
+    unique = unique_rows(features)
+    indices = unique.inverse_indices_or_none()
+    if indices is None:
+        return None
+    place = {name: row for row, name in enumerate(indices[0])}
+    chosen = tuple(names)
+    columns = [indices[1][place[name]] for name in chosen]
+    columns += [] if dense is None else dense.unbind(1)
+    first_rows, inverse = runs_of_equal_rows(columns)
+    return RequestRows(inverse, first_rows, chosen)
+
+
+def _select(rows: Tensor, request: RequestRows | None) -> Tensor:
+    if request is None:
+        return rows
+    unique = request.select(rows)
+    equal = (request.expand(unique) == rows).flatten(1).all(1)
+    if rows.device.type != "cpu":
+        torch._assert_async(equal.all())
+    elif not bool(equal.all()):
+        row = int((~equal).nonzero()[0])
+        first = int(request.first_rows[request.inverse[row]])
+        column = int((rows[row] != rows[first]).flatten().nonzero()[0])
+        values = [rows[n].flatten()[column].item() for n in (first, row)]
+        raise ExactnessError(
+            f"UserBatch.select: rows {first} and {row} are the same request, but column {column} "
+            f"has {values[0]!r} and {values[1]!r}. Read this column in candidate(), or add its "
+            "feature to the option user_features of the converter."
+        )
+    return unique
+
+
+def _select_feature(rows: Tensor, feature: str, request: RequestRows | None) -> Tensor:
+    if request is None:
+        return rows
+    if feature not in request.features:
+        known = ", ".join(map(repr, request.features))
+        raise ExactnessError(
+            f"UserBatch.vectors: {feature!r} is not a user feature of this batch; these are "
+            f"{known}. Read it in candidate(), or add it to the user features."
+        )
+    return request.select(rows)
+
+
+# Train pipelines trace `forward` with symbolic batches, which these functions cannot inspect.
+torch.fx.wrap("request_rows")
+torch.fx.wrap("_select")
+torch.fx.wrap("_select_feature")
+
+
+class _WeightedBatchNorm(TorchFunctionMode):
+    """Computes the statistics of batch normalization over all batch rows."""
+
+    def __init__(self, request: RequestRows) -> None:
+        super().__init__()
+        ends = F.pad(request.first_rows[1:], (0, 1), value=request.inverse.shape[0])
+        self._counts = ends - request.first_rows
+        self._num_rows = request.inverse.shape[0]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.batch_norm and kwargs["training"]:
+            return self._batch_norm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _batch_norm(
+        self,
+        rows: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        training: bool,  # noqa: ARG002
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        others = [dim for dim in range(rows.dim()) if dim != 1]
+        shape = [-1 if dim == 1 else 1 for dim in range(rows.dim())]
+        num_values = self._num_rows * rows[:1, 0].numel()
+        share = (self._counts.to(rows.dtype) / num_values).view(-1, *[1] * (rows.dim() - 1))
+        mean = (rows * share).sum(others)
+        centered = rows - mean.view(shape)
+        var = (centered.square() * share).sum(others)
+        if running_mean is not None and running_var is not None:
+            unbiased = var.detach() * num_values / max(1, num_values - 1)
+            running_mean.lerp_(mean.detach(), momentum)
+            running_var.lerp_(unbiased, momentum)
+        normal = centered * torch.rsqrt(var + eps).view(shape)
+        if weight is not None:
+            normal = normal * weight.view(shape)
+        return normal if bias is None else normal + bias.view(shape)
