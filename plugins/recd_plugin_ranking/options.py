@@ -17,7 +17,9 @@ class TwoTowerOptions(PluginOptions):
         min_length=1, description="Item features, with the id first. Names only, no patterns."
     )
     user: list[str] | None = Field(
-        default=None, description="User features; null means all sparse features except the item's."
+        default=None,
+        description="User features, with the id first; null means all sparse features except the "
+        "item's.",
     )
     user_dense: list[NonNegativeInt] = Field(
         default=[], description="0-based columns of the user's dense features."
@@ -52,6 +54,11 @@ class TwoTowerOptions(PluginOptions):
         description="For in_batch: subtract the log of the item's share of positive "
         "training rows from its logit (logQ). Without it, popular items are "
         "penalized because they appear in most batches.",
+    )
+    mask_same_user: bool = Field(
+        default=True,
+        description="For in_batch: items of a user's other rows are no negatives. Needs user, "
+        "whose first feature identifies the user.",
     )
     temperature: float = Field(default=1.0, gt=0, description="Divisor of the dot products.")
     normalize: bool = Field(

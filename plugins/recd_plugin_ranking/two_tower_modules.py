@@ -138,13 +138,22 @@ class Top(nn.Module):
         """Return the loss of predicting each positive row's item among all positive rows' items."""
         ids = ids_of_rows(batch, self._options.item[0])
         positive = (batch.labels > 0.5) & (ids >= 0)
+        same = self._same_user(batch, positive)
         ids, logits = ids[positive], users[positive] @ items[positive].T
         own = logits.diagonal()
         if self.share is not None:
             own, logits = own - self.share[ids].log(), logits - self.share[ids].log()
-        logits = logits.masked_fill(ids == ids.unsqueeze(1), -torch.inf)
+        same = same | (ids == ids.unsqueeze(1))
+        logits = logits.masked_fill(same, -torch.inf)
         losses = torch.cat([own.unsqueeze(1), logits], 1).logsumexp(1) - own
         return weighted_mean(losses, torch.ones_like(losses)) + 0 * (users.sum() + items.sum())
+
+    def _same_user(self, batch: ModelInput, rows: Tensor) -> Tensor:
+        """Return which pairs of the given rows have the same user, bool ``[N, N]`` or a scalar."""
+        if not self._options.mask_same_user or not self._options.user:
+            return torch.zeros((), dtype=torch.bool, device=rows.device)
+        users = ids_of_rows(batch, self._options.user[0])[rows]
+        return (users == users.unsqueeze(1)) & (users >= 0)
 
 
 def _tables(collection: Any, config: Any, options: TwoTowerOptions, names: Sequence[str]) -> Any:

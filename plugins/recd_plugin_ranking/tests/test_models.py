@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_ranking.models import SasRec, TwoTower
 from recd_plugin_ranking.ops import Candidates, log_of_presence, losses_among, shares
 from recd_plugin_ranking.sasrec_modules import SteadyDraws, SteadyDropout
 from recd_plugins.interfaces import ModelFeatures
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.runtime.errors import RecdError
 
@@ -138,3 +141,22 @@ def test_options_that_fit_no_feature_are_named(options, message):
 def test_without_data_no_popularity():
     with pytest.raises(RecdError, match=r"needs the popularity of items.*correct: false"):
         TwoTower(TwoTower.Options(item=["item"])).build(ModelFeatures(0, ("user", "item")))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_items_of_a_user_are_no_negatives_of_the_same_user(masked):
+    options = TwoTower.Options(
+        item=["item"], user=["user"], num_embeddings=50, embedding_dim=8, mask_same_user=masked
+    )
+    torch.manual_seed(0)
+    model: Any = TwoTower(options).build(replace(FEATURES, sequence=()))
+    users, items = torch.tensor([7, 7, 8, 9]), torch.tensor([1, 2, 3, 1])
+    lengths = torch.ones(8, dtype=torch.int64)
+    kjt = KeyedJaggedTensor(["user", "item"], torch.cat([users, items]), lengths=lengths)
+    batch = ModelInput(torch.zeros(4, 2), kjt, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    loss, _ = model(batch)
+    logits = model.user_vectors(batch)[:3] @ model.item_vectors(batch)[:3].T
+    logits = logits - torch.from_numpy(shares(_counts("item", 50)))[items[:3]].log()
+    if masked:
+        logits[0, 1] = logits[1, 0] = -torch.inf
+    torch.testing.assert_close(loss, F.cross_entropy(logits, torch.arange(3)))
