@@ -200,11 +200,6 @@ def groups(
     return [(each, f"runs {', '.join(run.path.name for run in each)}") for each in found.values()]
 
 
-def metric_words(name: str) -> str:
-    """Return the name of a metric as shown in texts."""
-    return name.replace("_", " ").replace("auc", "AUC")
-
-
 def seed_groups(runs: Sequence[ListedRun]) -> list[tuple[list[ListedRun], str]]:
     """Return groups of runs that differ only in their seed, each with the names of its runs."""
     found = groups(runs, lambda name: name != "training.seed")
@@ -218,7 +213,7 @@ def seed_lines(runs: Sequence[ListedRun], metric: str) -> Iterator[str]:
     for group, names in seed_groups([run for run in runs if run.metric(metric) is not None]):
         values = [run.metric(metric) or 0.0 for run in group]
         yield (
-            f"{names} differ only in their seed: {metric_words(metric)} "
+            f"{names} differ only in their seed: {text_utils.metric_words(metric)} "
             f"{statistics.fmean(values):.5f}, standard deviation {statistics.stdev(values):.5f}"
         )
 
@@ -271,7 +266,7 @@ def runs_command(
     if json_path is not None:
         file_utils.write_json(json_path, rows)
     names = list(dict.fromkeys(("log_loss", "auc", metric)))
-    headings = ["started (UTC)", "steps", *keys, *map(metric_words, names)]
+    headings = ["started (UTC)", "steps", *keys, *map(text_utils.metric_words, names)]
     columns = {}
     for run, row in zip(found, rows, strict=True):
         values = [run.metric(name) for name in names]
@@ -285,7 +280,7 @@ def runs_command(
     for winner, (group, which) in zip(winners, comparable, strict=True):
         if winner is not None:
             of = f" (of {which}, with the same dataset settings)" if len(comparable) > 1 else ""
-            click.echo(f"best {metric_words(metric)}: {winner.path}{of}")
+            click.echo(f"best {text_utils.metric_words(metric)}: {winner.path}{of}")
             if told := other_rows([run.result for run in group if run.result]):
                 click.echo(told)
     for line in seed_lines(found, metric):

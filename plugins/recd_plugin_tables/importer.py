@@ -42,8 +42,7 @@ def make_import(place: ImportPlace) -> Imported:
     location = place.source.location
     waits = f"{location}: waiting for another process that imports this table"
     importer = _Importer(place)  # checks the columns
-    with progress_bars.progress_bars() as add_bar:
-        bar = add_bar(f"importing {location}", place.source.num_rows)
+    with progress_bars.row_progress(f"importing {location}", place.source.num_rows) as bar:
         note = importer.make(bar, lambda: print(waits, file=sys.stderr))
     return Imported(place.folder, note, new=True)
 

@@ -69,6 +69,8 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
     assert report["table_bytes"] == 2 * 50 * 4 * 4
     assert report["plan"]
     assert "data columns" in done.stdout
+    assert "memory of a rank: " in done.stdout
+    assert len(done.stdout.splitlines()) <= 30
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "figures.json",
         "registry.yaml",

@@ -14,6 +14,12 @@ from recd_plugins.runtime.errors import RecdError
 TABLE = "TABLE"
 
 
+class _TableContext(click.Context):
+    @property
+    def command_path(self) -> str:
+        return super().command_path.rstrip()  # the table command is called without its name
+
+
 def write_registry(ctx: click.Context, table: str, file: Path, **options: Any) -> None:
     """Write the registry file of a table, as ``recd init TABLE FILE`` does with ``options``.
 
@@ -49,6 +55,8 @@ class _Init(click.Group):
         if args[0] in starts and args[0] != TABLE:
             return super().resolve_command(ctx, args)
         table = starts.get(TABLE)
+        if table is not None:
+            table.context_class = _TableContext
         if table and args[0] == TABLE and not {"-h", "--help"}.isdisjoint(args):
             return "", table, args[1:]
         is_word = args[0].isidentifier() and not Path(args[0]).exists()

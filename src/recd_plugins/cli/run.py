@@ -194,7 +194,7 @@ class RunCommand(click.Command):
     "-v",
     is_flag=True,
     help="Also show the device, the choices of sharding auto, the sharding of each table, and the "
-    "time spent waiting for data.",
+    "time spent waiting for data. With --dry-run: the plan of each table.",
 )
 @RANKS
 @click.option(
@@ -400,7 +400,7 @@ def run(
         return
     with started(None) as trainer, _adding_resume_command(registry):
         if dry_run:
-            report, shown = _dry_run(trainer)
+            report, shown = _dry_run(trainer, verbose=verbose)
             results = {}
         elif several:
             of_rounds = in_rounds(shardings, rounds, lambda name: trainer.train("plugins", name))
@@ -451,29 +451,22 @@ def run(
         finish(trainer, report, shown)
 
 
-def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
+def _dry_run(trainer: Session, *, verbose: bool) -> tuple[dict[str, Any], list[RenderableType]]:
     import torch
 
     from recd_plugins.config.device import choose_device
-    from recd_plugins.planning.plan_mode import PlanQuestion, TablesPlan
+    from recd_plugins.planning.report import render, summary
+    from recd_plugins.planning.study import study
     from recd_plugins.planning.topologies import MACHINE, machine_of
     from recd_plugins.training.dry_run import dry_run
 
     silence_upstream()
     registry = trainer.registry
     found, table = dry_run(registry, trainer.world_size)
-    answer = TablesPlan().plan(
-        PlanQuestion(
-            registry,
-            trainer.job.plugins_dir,
-            registry.training.topology or MACHINE,
-            machine_of(registry.training, device=torch.device(choose_device(registry))),
-            registry.training.batch_size,
-            {},
-            lambda _: None,
-        )
-    )
-    return {**found, "plan": answer.as_json()}, [table, answer.text]
+    spec = machine_of(registry.training, device=torch.device(choose_device(registry)))
+    topology, rows = registry.training.topology or MACHINE, registry.training.batch_size
+    plan = study(registry, topology, spec, rows, lambda _: None)
+    return {**found, "plan": plan.as_json()}, [table, (render if verbose else summary)(plan)]
 
 
 @contextmanager

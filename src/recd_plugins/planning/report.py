@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -204,6 +204,18 @@ def render(report: PlanReport) -> RenderableType:
     parts += [_memory(report), _times(report), Text("\n".join(_changes(report)))]
     spaced = [piece for part in parts for piece in (part, "")]
     return Group(*spaced[:-1])
+
+
+def summary(report: PlanReport) -> Text:
+    """Return the topology, sharding types, memory and step time of the plan in two lines."""
+    kinds = Counter(table.sharding_type for table in report.plugins.tables)
+    memory, capacity = report.plugins.memory_by_rank.max(), report.spec.memory_bytes
+    return Text(
+        f"{topology_line(report.topology, report.spec)}\n"
+        f"sharding: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; memory of a "
+        f"rank: {size_text(memory)} ({memory / capacity:.0%}); {report.time_of_step} of a step: "
+        f"{_milliseconds(report.plugins.seconds.total)}. --verbose shows the plan."
+    )
 
 
 def topology_line(name: str, spec: TopologySpec) -> Text:

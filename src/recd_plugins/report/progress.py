@@ -10,14 +10,21 @@ AddBar = Callable[[str, int | None], Callable[[int], None]]
 
 
 @contextmanager
-def progress_bars() -> Iterator[AddBar]:
-    """Show progress bars on stderr, one for each call of the yielded function ``AddBar``."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+def progress_bars(*, transient: bool = False) -> Iterator[AddBar]:
+    """Show progress bars on stderr, one for each call of the yielded function ``AddBar``.
+
+    If ``transient``, show them only on a terminal, with times, and remove them at the end.
+    """
+    from rich import progress
 
     from recd_plugins.report.output import error_console
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=error_console()) as bars:
+    text = progress.TextColumn("{task.description}", markup=False)
+    times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn()) if transient else ()
+    columns = (text, progress.BarColumn(), progress.MofNCompleteColumn(), *times)
+    console = error_console()
+    hidden = transient and not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=transient, disable=hidden) as bars:
 
         def add(name: str, num_rows: int | None) -> Callable[[int], None]:
             task = bars.add_task(name, total=num_rows)
@@ -30,28 +37,6 @@ def progress_bars() -> Iterator[AddBar]:
 
 @contextmanager
 def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of rows. Yields a function that advances the bar by some rows."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from recd_plugins.report.output import error_console
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = error_console()
-    # In a file, the bar would leave an empty line.
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda rows: bar.advance(task, rows)
+    """Show a transient bar of rows. Yields a function that advances the bar by some rows."""
+    with progress_bars(transient=True) as add:
+        yield add(what, total)

@@ -37,6 +37,11 @@ def shortened(names: Sequence[str], form: Callable[[str], str] = repr) -> str:
     return ", ".join(map(form, names[:8])) + (f" and {more} more" if more > 0 else "")
 
 
+def metric_words(name: str) -> str:
+    """Return the name of a metric as shown in texts, such as ``test AUC`` for ``test_auc``."""
+    return name.replace("_", " ").replace("auc", "AUC")
+
+
 def read_bytes(words: str | int) -> int:
     """Parse a number of bytes, such as 256MB or 2GiB. Raises ValueError if it is not positive."""
     match = _FORM.fullmatch(str(words).strip())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,11 @@ from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
+from recd_plugins.report.tables import text_table
 from recd_plugins.runtime.text import bytes_text, shortened
 from recd_plugins.training.evaluation import splits_of
+
+_LINES = 12
 
 
 class Column(NamedTuple):
@@ -57,19 +60,20 @@ def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichT
         "layer_bytes": num_bytes - of_tables,
     }
     rows = ", ".join(f"{count:,} rows of {split}" for split, count in found["rows"].items())
-    table = RichTable(
-        title="data columns and their use",
+    table = text_table(
+        "data columns and their use",
+        Column._fields,
         caption=f"{rows}; {found['steps']:,} steps; size of the tables {bytes_text(of_tables)}, "
         f"of the dense layers {bytes_text(num_bytes - of_tables)}",
     )
-    for heading in Column._fields:
-        table.add_column(heading, overflow="fold")
-    for (feeds, how), alike in groupby(columns, lambda each: each[1:]):
-        names = [each.name for each in alike]
-        shown = ", ".join(names)
-        if len(names) > 2:
-            shown = f"{names[0]} ... {names[-1]} ({len(names)})"
-        table.add_row(shown, feeds or "-", how)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in columns:
+        is_long = len(columns) > _LINES  # then tables of different sizes share a line
+        how = re.sub(r"[\d,]+ (?=rows of)", "", each.how) if is_long else each.how
+        alike.setdefault((each.feeds or "-", how), []).append(each.name)
+    for (feeds, how), names in alike.items():
+        several = f"{names[0]} ... {names[-1]} ({len(names)})"
+        table.add_row(several if len(names) > 2 else ", ".join(names), feeds, how)
     return found, table
 
 

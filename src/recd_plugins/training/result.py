@@ -23,7 +23,7 @@ from recd_plugins.interfaces.batch import STALL_CAUSES
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.report.tables import text_table
-from recd_plugins.runtime.text import bytes_text
+from recd_plugins.runtime.text import bytes_text, metric_words
 
 if TYPE_CHECKING:
     from recd_plugins.training.evaluation import Validation
@@ -243,7 +243,7 @@ def figure_words(name: str) -> str:
         return _TITLES[name]
     if name.endswith("_bytes"):
         return f"  {name.removesuffix('_bytes')}"
-    return name.replace("_", " ").replace("auc", "AUC")
+    return metric_words(name)
 
 
 def figure_text(value: float | None, unit: str) -> str:
@@ -470,9 +470,8 @@ def of_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
 
 def seed_table(results: Mapping[int, Result], folders: Mapping[int, Path | None]) -> Table:
     """Return a table with the mean, standard deviation and values of each metric."""
-    table = Table(title=f"{len(results)} seeds")
-    for heading in ("", "mean", "stdev", *(f"seed {seed}" for seed in results)):
-        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    columns = ["mean", "stdev", *(f"seed {seed}" for seed in results)]
+    table = text_table(f"{len(results)} seeds", [""], columns)
     for name, (values, unit) in _of_every_seed(results).items():
         if name.startswith(("test_", "train_", "last_")) and not name.endswith("_samples"):
             shown = (statistics.fmean(values), statistics.stdev(values), *values)
