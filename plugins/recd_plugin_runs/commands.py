@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -21,13 +21,46 @@ from recd_plugins.api import (
     run_folders,
 )
 
+
+class _NumberOrBest(click.IntRange):
+    name = "run number or 'best'"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value if value == "best" else super().convert(value, param, ctx)
+
+
+_RUN = click.option(
+    "--run",
+    "run_number",
+    type=_NumberOrBest(min=1),
+    metavar="N|best",
+    help="Number of the run, if training.checkpoint.runs is set. best selects the best run as recd "
+    "runs does.  [default: the newest finished run]",
+)
+#: Value of option ``--run``.
+RunNumber = int | Literal["best"] | None
+
+
+def _find(
+    trained: Path,
+    run: RunNumber,
+    checkpoint: str | None,
+    settings: tuple[str, ...],
+    plugins_dir: Path | None,
+) -> run_folders.TrainedModel:
+    from recd_plugin_runs.runs import best_run
+
+    number = best_run(trained, plugins_dir) if run == "best" else run
+    return run_folders.find_trained(trained, number, checkpoint, settings, plugins_dir)
+
+
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 
 @click.command()
 @cli_options.TRAINED
 @cli_options.SETTINGS
-@cli_options.RUN
+@_RUN
 @cli_options.CHECKPOINT
 @cli_options.RANKS
 @cli_options.BATCH_SIZE
@@ -55,7 +88,7 @@ def evaluate(
     plugins_dir: Path | None,
     trained: Path,
     settings: tuple[str, ...],
-    run_number: int | None,
+    run_number: RunNumber,
     checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
@@ -78,7 +111,7 @@ def evaluate(
     recd evaluate registry.yaml --by campaign --by hour --baseline
     """
     on_terminal = json_path == Path("-")
-    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
+    model = _find(trained, run_number, checkpoint, settings, plugins_dir)
     read, chosen = model.registry, model.checkpoint
     if "test" not in read.dataset.splits():
         raise RecdError(
@@ -144,7 +177,7 @@ def evaluate(
     metavar="COLUMN",
     help="Column of TABLE to copy to the score file. TABLE must be Parquet. Can be repeated.",
 )
-@cli_options.RUN
+@_RUN
 @cli_options.CHECKPOINT
 @cli_options.RANKS
 @cli_options.BATCH_SIZE
@@ -157,7 +190,7 @@ def predict(
     output: Path,
     kind: str | None,
     keep: tuple[str, ...],
-    run_number: int | None,
+    run_number: RunNumber,
     checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
@@ -189,7 +222,7 @@ def predict(
                 f"--keep {name}: the score file already has column {name!r}. Remove this --keep "
                 "option."
             )
-    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
+    model = _find(trained, run_number, checkpoint, settings, plugins_dir)
     # Check all options before importing torch, which takes seconds.
     from recd_plugin_runs.kept_columns import check_kept
 
@@ -247,7 +280,7 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json", "encode.py", "sample_
     required=True,
     help="Output folder. Created if missing.",
 )
-@cli_options.RUN
+@_RUN
 @cli_options.CHECKPOINT
 @click.option(
     "--int8",
@@ -260,7 +293,7 @@ def export(
     plugins_dir: Path | None,
     trained: Path,
     output: Path,
-    run_number: int | None,
+    run_number: RunNumber,
     checkpoint: str | None,
     int8: bool,
     settings: tuple[str, ...],
@@ -280,7 +313,7 @@ def export(
     recd export registry.yaml -o exported
     recd export registry.yaml -o exported --int8 --checkpoint newest
     """
-    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
+    model = _find(trained, run_number, checkpoint, settings, plugins_dir)
     read, chosen = model.registry, model.checkpoint
     if not force and any((output / name).exists() for name in _FILES):
         raise RecdError(
@@ -313,7 +346,7 @@ def export(
 @click.option(
     "-o", "--output", type=cli_options.OUTPUT, required=True, help="Parquet file to write."
 )
-@cli_options.RUN
+@_RUN
 @cli_options.CHECKPOINT
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.pass_obj
@@ -322,7 +355,7 @@ def embeddings(
     trained: Path,
     table: str,
     output: Path,
-    run_number: int | None,
+    run_number: RunNumber,
     checkpoint: str | None,
     settings: tuple[str, ...],
     force: bool,
@@ -341,7 +374,7 @@ def embeddings(
     """
     if output.suffix.lower() != ".parquet":
         raise RecdError(f"{output}: the output is Parquet. Use a name that ends in .parquet.")
-    model = run_folders.find_trained(trained, run_number, checkpoint, settings, plugins_dir)
+    model = _find(trained, run_number, checkpoint, settings, plugins_dir)
     read, chosen = model.registry, model.checkpoint
     cli_options.check_apart(output, read, chosen)
     cli_options.check_output(output, force, "id", "vector")

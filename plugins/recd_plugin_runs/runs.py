@@ -19,6 +19,7 @@ from recd_plugins.api import (
     cli_options,
     consoles,
     file_utils,
+    launcher,
     load_registry,
     run_folders,
     text_table,
@@ -27,6 +28,8 @@ from recd_plugins.api import (
 
 #: Metrics of which a larger value is better.
 _LARGER = ("auc",)
+#: Default metric that selects the best run.
+_METRIC = "normalized_entropy"
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,15 @@ class ListedRun:
     result: Mapping[str, Any] | None
     step: int
 
-    def metric(self, name: str) -> float | None:
-        """Return a metric of the test split, or None if it was not measured."""
-        value: float | None = ((self.result or {}).get("test") or {}).get(name)
-        return value
+    def figures(self, split: str = "test") -> dict[str, float | None]:
+        """Return the metrics of a split: test, or validation (at the best step)."""
+        result = self.result or {}
+        validation = result.get("validation") or {}
+        return (validation.get("figures") if split == "validation" else result.get("test")) or {}
+
+    def metric(self, name: str, split: str = "test") -> float | None:
+        """Return a metric of a split, or None if it was not measured."""
+        return self.figures(split).get(name)
 
 
 def listed(folder: Path) -> ListedRun:
@@ -152,7 +160,7 @@ def other_rows(results: Sequence[Mapping[str, Any]]) -> str | None:
 
 def known_metric(name: str, runs: Sequence[ListedRun]) -> str:
     """Return the metric called ``name``, in any case; raise RecdError if no run has it."""
-    known = {each for run in runs for each in (run.result or {}).get("test") or ()}
+    known = {each for run in runs for each in run.figures()}
     wanted = name.lower().replace(" ", "_")
     if not known or wanted in known:
         return wanted
@@ -179,11 +187,44 @@ def folder_of_runs(given: Path, plugins_dir: Path | None) -> Path:
     return configured
 
 
+def selecting_split(runs: Sequence[ListedRun], metric: str) -> str:
+    """Return the split that selects the best run: validation if all finished runs have one."""
+    values = [run.metric(metric, "validation") for run in runs if run.result is not None]
+    return "test" if None in values else "validation"
+
+
 def best(runs: Sequence[ListedRun], metric: str) -> ListedRun | None:
     """Return the run with the best value of a metric; None if no run has one."""
-    sign = -1 if metric.startswith(_LARGER) else 1
-    known = [(sign * value, run) for run in runs if (value := run.metric(metric)) is not None]
+    sign, split = -1 if metric.startswith(_LARGER) else 1, selecting_split(runs, metric)
+    values = [(run.metric(metric, split), run) for run in runs]
+    known = [(sign * value, run) for value, run in values if value is not None]
     return min(known, key=lambda each: each[0])[1] if known else None
+
+
+def best_run(given: Path, plugins_dir: Path | None) -> int:
+    """Return the number of the run that ``recd runs`` marks as best, and print its folder.
+
+    Compares the runs that have the same dataset settings as the newest finished run.
+    """
+    folder = folder_of_runs(given, plugins_dir)
+    found = [listed(path) for path in run_folders.runs_in(folder)]
+    comparable = groups([run for run in found if run.figures()], _is_of_dataset)
+    if not comparable:
+        raise RecdError(f"{folder}: no finished run in this folder has test metrics. Use --run N.")
+    newest, _ = max(comparable, key=lambda group: int(group[0][-1].path.name))
+    chosen = best(newest, _METRIC)
+    assert chosen is not None
+    if launcher.torchrun_rank() in (None, 0):
+        split = selecting_split(newest, _METRIC)
+        click.echo(
+            f"using {chosen.path}, which has the best {text_utils.metric_words(_METRIC)} of the {split} split",
+            err=True,
+        )
+    return int(chosen.path.name)
+
+
+def _is_of_dataset(setting: str) -> bool:
+    return setting.startswith("dataset.")
 
 
 def groups(
@@ -222,9 +263,10 @@ def seed_lines(runs: Sequence[ListedRun], metric: str) -> Iterator[str]:
 @click.argument("trained", metavar="REGISTRY|FOLDER", type=click.Path(path_type=Path))
 @click.option(
     "--metric",
-    default="normalized_entropy",
+    default=_METRIC,
     show_default=True,
-    help="Metric of the test split that selects the best run.",
+    help="Metric that selects the best run: of the validation split if all runs have one, else of "
+    "the test split.",
 )
 @click.option("--json", "json_path", type=cli_options.OUTPUT_OR_TERMINAL, help="Write JSON.")
 @click.pass_obj
@@ -234,7 +276,7 @@ def runs_command(
     """List the runs of a registry file, or of a folder such as runs/clicks.
 
     Shows the settings that differ between the runs, the metrics of the test split, and which run
-    is best among runs with the same dataset settings.
+    is best among runs with the same dataset settings. `--run best` of other commands selects it.
 
     \b
     recd runs clicks.yaml
@@ -246,7 +288,7 @@ def runs_command(
         raise RecdError(f"{folder}: there are no runs in this folder. Train with recd run.")
     metric = known_metric(metric, found)
     keys = differing([run.settings for run in found])
-    comparable = groups(found, lambda name: name.startswith("dataset."))
+    comparable = groups(found, _is_of_dataset)
     winners = [best(group, metric) for group, _ in comparable]
     rows = [
         {
@@ -255,7 +297,8 @@ def runs_command(
             "steps": len(run.result["losses"]) if run.result else run.step,
             "finished": run.result is not None,
             "settings": {key: run.settings.get(key) for key in keys},
-            "test": (run.result or {}).get("test"),
+            "test": run.figures() or None,
+            "validation": run.figures("validation") or None,
             "best": run in winners,
         }
         for run in found
@@ -266,10 +309,14 @@ def runs_command(
     if json_path is not None:
         file_utils.write_json(json_path, rows)
     names = list(dict.fromkeys(("log_loss", "auc", metric)))
-    headings = ["started (UTC)", "steps", *keys, *map(text_utils.metric_words, names)]
+    cells = [("test", name) for name in names]
+    if any(run.figures("validation") for run in found):
+        cells.append(("validation", metric))
+    shown = [f"{split} {name}".removeprefix("test ") for split, name in cells]
+    headings = ["started (UTC)", "steps", *keys, *map(text_utils.metric_words, shown)]
     columns = {}
     for run, row in zip(found, rows, strict=True):
-        values = [run.metric(name) for name in names]
+        values = [run.metric(name, split) for split, name in cells]
         columns[run.path.name + (" best" if run in winners else "")] = [
             run.started[5:16],  # without year and seconds
             f"{row['steps']}" if row["finished"] else f"{row['steps']}, unfinished",
@@ -280,7 +327,10 @@ def runs_command(
     for winner, (group, which) in zip(winners, comparable, strict=True):
         if winner is not None:
             of = f" (of {which}, with the same dataset settings)" if len(comparable) > 1 else ""
-            click.echo(f"best {text_utils.metric_words(metric)}: {winner.path}{of}")
+            split = selecting_split(group, metric)
+            click.echo(
+                f"best {text_utils.metric_words(metric)} of the {split} split: {winner.path}{of}"
+            )
             if told := other_rows([run.result for run in group if run.result]):
                 click.echo(told)
     for line in seed_lines(found, metric):

@@ -18,10 +18,10 @@ from recd_plugin_tables.kinds import Columns, is_text
 from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugin_tables.spill import HistoryOptions, SplitOptions
-from recd_plugins.api import PluginOptions, file_utils, readers, text_utils
+from recd_plugins.api import PluginOptions, Split, file_utils, readers, text_utils
 
 # An import of another version is rebuilt.
-_VERSION = 9
+_VERSION = 10
 _NOTE = "import.json"
 
 
@@ -60,7 +60,8 @@ class ImportOptions(PluginOptions):
         "keep the order of the table.",
     )
     split: SplitOptions | None = Field(
-        default=None, description="How to choose the test split; null means no test split."
+        default=None,
+        description="How to choose the validation and test splits; null means neither.",
     )
     source: SourceOptions = Field(
         default=SourceOptions(), description="Options for opening the table."
@@ -70,6 +71,11 @@ class ImportOptions(PluginOptions):
         description="Folder for imports. An import is rebuilt if the table or these "
         "options change.",
     )
+
+    @property
+    def split_names(self) -> tuple[Split, ...]:
+        """Names of the splits of the import."""
+        return ("train",) if self.split is None else self.split.names
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -114,8 +120,8 @@ class ImportNote:
 
     Attributes:
         rows: rows of the table.
-        train, test: rows of the training and test splits.
-        positives, train_positives: rows with label 1, in both splits and in training.
+        train, validation, test: rows of the splits.
+        positives, train_positives: rows with label 1, in all splits and in training.
         scoring: whether the import is for scoring, so that it keeps every row.
         without_candidates: rows of the table whose exploded lists are empty.
         dropped: number of rows dropped for a missing value, keyed by column.
@@ -130,6 +136,7 @@ class ImportNote:
 
     rows: int
     train: int
+    validation: int
     test: int
     positives: int
     train_positives: int
@@ -142,6 +149,11 @@ class ImportNote:
     widths: Mapping[str, int]
     files: Sequence[tuple[str, int]]
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> int:
+        """Number of rows in all splits."""
+        return self.train + self.validation + self.test
 
     def write(self, folder: Path) -> None:
         """Write the metadata file into the folder of the import."""
@@ -166,11 +178,12 @@ class ImportNote:
     def lines(self, name: str, *, is_test: bool = False) -> list[str]:
         """Return the lines that summarize a new import. ``is_test``: it is a table for testing."""
         purpose = "to score" if self.scoring else "for testing" if is_test else "for training"
-        kept = f"{self.train:,} {purpose}"
-        test = f" and {self.test:,} for testing" if self.test else ""
-        became = ":" if self.train + self.test == self.rows else " became"
+        of_splits = {purpose: self.train, "for validation": self.validation}
+        of_splits["for testing"] = self.test
+        kept = ", ".join(f"{rows:,} {name}" for name, rows in of_splits.items() if rows)
+        became = ":" if self.kept == self.rows else " became"
         what = "have a missing value" if self.scoring else "were dropped for a missing value"
-        lines = [f"{name}: {self.rows:,} rows{became} {kept}{test}"]
+        lines = [f"{name}: {self.rows:,} rows{became} {kept}"]
         if self.dropped:
             lines.append(f"  Rows that {what}: {_counts(self.dropped)}")
         if self.without_candidates:

@@ -108,13 +108,14 @@ class _Importer:
             spill = Spill(scratch / "rows", schema, MEMORY, order="row", num_rows=num_rows)
             for batch in built.rows():
                 spill.add(batch.cast(schema))
-        counts, times = self._write_splits(folder, spill, splitter, schema)
+        counts, positives, times = self._write_splits(folder, spill, splitter, schema)
         note = ImportNote(
             rows=num_rows,
             train=counts["train"],
+            validation=counts["validation"],
             test=counts["test"],
-            positives=counts["positives"],
-            train_positives=counts["train_positives"],
+            positives=positives.total(),
+            train_positives=positives["train"],
             scoring=scoring,
             without_candidates=converter.without_candidates,
             dropped=dict(+converter.dropped),
@@ -141,15 +142,16 @@ class _Importer:
 
     def _write_splits(
         self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
-    ) -> tuple[Counter[str], dict[str, tuple[int, int]]]:
-        """Write the training and test splits.
+    ) -> tuple[Counter[str], Counter[str], dict[str, tuple[int, int]]]:
+        """Write the splits.
 
         Returns:
-            The row count of each split, and its first and last time in microseconds since 1970.
+            The rows of each split, its positives, and its first and last time in microseconds since
+            1970.
         """
         times: dict[str, tuple[int, int]] = {}
-        counts: Counter[str] = Counter()
-        names = ["train"] if self._options.split is None else ["train", "test"]
+        counts, positives = Counter[str](), Counter[str]()
+        names = self._options.split_names
         layout: list_dict.Layout = "list_dict" if self._clustered else "list"
         with ExitStack() as files:
             writers = {
@@ -164,13 +166,11 @@ class _Importer:
                 for name in names
             }
             for batch in spill.rows():
-                in_test = splitter.test_rows(batch)
                 labels = batch[self._place.label].to_numpy()
-                counts["positives"] += int(labels.sum())
-                counts["train_positives"] += int(labels[~in_test].sum())
-                for split, chosen in (("train", ~in_test), ("test", in_test)):
+                for split, chosen in splitter.masks(batch).items():
                     if not chosen.any():
                         continue
+                    positives[split] += int(labels[chosen].sum())
                     kept = batch if chosen.all() else batch.filter(pa.array(chosen))
                     writers[split].write(kept)
                     counts[split] += kept.num_rows
@@ -178,15 +178,17 @@ class _Importer:
                         found = kept[TIME].to_numpy()
                         first, last = times.get(split, (found[0], found[0]))
                         times[split] = int(min(first, found.min())), int(max(last, found.max()))
-        return counts, times
+        return counts, positives, times
 
     def _check(self, note: ImportNote) -> None:
         """Raise an error if a split is empty or all labels are equal."""
         where = self._source.location
         if not note.rows:
             raise DataError(f"{where}: the table has no rows. Use a table with at least one row.")
-        if not note.train or (self._options.split is not None and not note.test):
-            empty = "training" if not note.train else "test"
+        for split in self._options.split_names:
+            if getattr(note, split):
+                continue
+            empty = "training" if split == "train" else split
             raise DataError(
                 f"{where}: the {empty} split is empty; the table has {note.rows:,} rows, of which "
                 f"{sum(note.dropped.values()):,} were dropped for missing values. Change option "
@@ -194,7 +196,7 @@ class _Importer:
             )
         label = self._plan.label
         given = label and (label.options.positive or label.options.positive_from is not None)
-        if label is not None and given and note.positives in (0, note.train + note.test):
+        if label is not None and given and note.positives in (0, note.kept):
             value = 1 if note.positives else 0
             raise DataError(
                 f"{where}: every row gets label {value} from column {label.leaf.name!r}. Change "

@@ -1,4 +1,4 @@
-"""Sorts the rows of an import, builds session histories and selects the test rows."""
+"""Sorts the rows of an import, builds session histories and splits the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from recd_plugin_tables.kinds import Unit, list_parts
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values import Cells, microseconds, mixed
-from recd_plugins.api import PluginOptions
+from recd_plugins.api import PluginOptions, Split
 
 # Rows are sorted in 2^6 parts, chosen by the highest bits of their session's hash.
 _BITS = 6
@@ -189,15 +189,24 @@ def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 class SplitOptions(PluginOptions):
-    """Options to split rows into training and test rows."""
+    """Options to split rows into training, validation and test rows."""
 
     by: Literal["time", "session", "row"] = Field(
         default="time",
-        description="What to split. time: the latest rows are the test split. session: "
-        "whole sessions. row: rows, keeping each request together. Sessions "
-        "and rows are chosen by a hash, so the split is reproducible.",
+        description="What to split. time: the latest rows are the test split, and the latest rows "
+        "before them the validation split. session: whole sessions. row: rows, keeping each "
+        "request together. Sessions and rows are chosen by a hash, so the split is reproducible.",
     )
-    test: float = Field(default=0.1, gt=0, lt=1, description="Fraction of rows in the test split.")
+    test: float = Field(
+        default=0.1, ge=0, lt=1, description="Fraction of rows in the test split; 0 for none."
+    )
+    validation: float = Field(
+        default=0,
+        ge=0,
+        lt=1,
+        description="Fraction of rows in the validation split, which training.validation "
+        "evaluates; 0 for none.",
+    )
     test_from: str | int | float | None = Field(
         default=None, description="For by: time, the start time of the test split. Replaces test."
     )
@@ -214,23 +223,33 @@ class SplitOptions(PluginOptions):
                 f"option 'test_from' needs by: time, but 'by' is {self.by!r}. Set by: time, or "
                 "remove 'test_from'"
             )
+        if self.test + self.validation >= 1:
+            raise ValueError(
+                f"options 'test' ({self.test:g}) and 'validation' ({self.validation:g}) leave no "
+                "rows for training. Reduce their sum below 1"
+            )
         return self
+
+    @property
+    def names(self) -> tuple[Split, ...]:
+        """Names of the splits that have rows."""
+        validation: tuple[Split, ...] = ("validation",) if self.validation else ()
+        return ("train", *validation, *(("test",) if self.test or self.test_from else ()))
 
 
 class Splitter:
-    """Selects the test rows. Call ``see`` with all rows before ``test_rows``."""
+    """Assigns rows to splits. Call ``see`` with all rows before ``masks``."""
 
     def __init__(self, options: SplitOptions | None, unit: Unit | None) -> None:
         self._options = options
         self._times: list[NDArray[np.int64]] = []
         self._num_times, self._level = 0, 0
-        self._cut: int | None = None
-        if options is not None and options.test_from is not None:
-            self._cut = _time(options.test_from, unit)
+        self._unit = unit
+        self._cuts: tuple[int, int] | None = None
 
     def see(self, batch: pa.RecordBatch) -> None:
         """Record the times of some rows, in any order."""
-        if self._options is None or self._options.by != "time" or self._cut is not None:
+        if self._options is None or self._options.by != "time":
             return
         times = np.stack([batch[TIME].to_numpy(), batch[ROW].to_numpy()])
         self._times.append(self._thinned(times))
@@ -240,29 +259,44 @@ class Splitter:
             self._times = [self._thinned(np.concatenate(self._times, axis=1))]
             self._num_times = self._times[0].shape[1]
 
-    def test_rows(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return a mask of the rows in the test split, bool ``[B]``."""
-        if self._options is None:
-            return np.zeros(batch.num_rows, np.bool_)
-        if self._options.by == "time":
-            if self._cut is None:
-                self._cut = self._found_cut(self._options.test)
-            return batch[TIME].to_numpy() >= self._cut
-        # A row without a request forms its own request.
-        key = SESSION if self._options.by == "session" else REQUEST
-        share = mixed(batch[key].to_numpy(), 1) / 2.0**64
-        return share < self._options.test
+    def masks(self, batch: pa.RecordBatch) -> dict[Split, NDArray[np.bool_]]:
+        """Return a mask of the rows of each split, bool ``[B]``."""
+        options = self._options
+        if options is None:
+            return {"train": np.ones(batch.num_rows, np.bool_)}
+        if options.by == "time":
+            self._cuts = self._cuts or self._found_cuts(options)
+            first, second = self._cuts
+            times = batch[TIME].to_numpy()
+            in_test, held_out = times >= second, times >= first
+        else:
+            # A row without a request forms its own request.
+            key = SESSION if options.by == "session" else REQUEST
+            share = mixed(batch[key].to_numpy(), 1) / 2.0**64
+            in_test, held_out = share < options.test, share < options.test + options.validation
+        return {"train": ~held_out, "validation": held_out & ~in_test, "test": in_test}
 
     def _thinned(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         bits = mixed(times[1]) & np.uint64((1 << self._level) - 1)
         return times[:, bits == 0]
 
-    def _found_cut(self, share: float) -> int:
-        if not self._num_times:
-            return 0
-        times = np.concatenate(self._times, axis=1)[0]
-        at = min(len(times) - 1, int(np.ceil(len(times) * (1 - share))))
-        return int(np.partition(times, at)[at])
+    def _found_cuts(self, options: SplitOptions) -> tuple[int, int]:
+        """Return the first times of the validation and the test split."""
+        times = np.sort(np.concatenate([*(each[0] for each in self._times), np.zeros(0, np.int64)]))
+        end = int(np.iinfo(np.int64).max)
+        test = _from_end(times, len(times), options.test, end)
+        if options.test_from is not None:
+            test = _time(options.test_from, self._unit)
+        before = times[times < test]
+        return _from_end(before, len(times), options.validation, test), test
+
+
+def _from_end(times: NDArray[np.int64], num_rows: int, share: float, end: int) -> int:
+    """Return the time at which the last ``share`` of ``num_rows`` rows starts, ``end`` for 0."""
+    if not share or not len(times):
+        return end
+    at = len(times) - num_rows + int(np.ceil(num_rows * (1 - share)))
+    return int(times[min(len(times) - 1, max(0, at))])
 
 
 def _time(given: str | float, unit: Unit | None) -> int:

@@ -70,7 +70,8 @@ class Table(Dataset):
             "dataset; a DuckDB file; or a URL of one."
         )
         test_path: Path | object_stores.Url | None = Field(
-            default=None, description="A separate table for the test split. Replaces split."
+            default=None,
+            description="A separate table for the test split. Replaces split.test.",
         )
         shuffle: bool = Field(default=False, description="Shuffle row groups in each epoch.")
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
@@ -84,7 +85,10 @@ class Table(Dataset):
         @classmethod
         def _one_test_split(cls, given: Any) -> Any:
             if isinstance(given, dict) and given.get("test_path") is not None:
-                return {**given, "split": None}
+                split = given.get("split")
+                if not (isinstance(split, dict) and split.get("validation")):
+                    return {**given, "split": None}
+                return {**given, "split": {**split, "test": 0, "test_from": None}}
             return given
 
     options: Options
@@ -155,8 +159,8 @@ class Table(Dataset):
         return {name: "has the role 'unused'" for name, use in columns if use.roles == ("unused",)}
 
     def splits(self) -> tuple[Split, ...]:
-        has_test = self.options.split is not None or self.options.test_path is not None
-        return ("train", "test") if has_test else ("train",)
+        separate = self.options.test_path is not None
+        return (*self.options.split_names, *(("test",) if separate else ()))
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         return self._reader(self._columns(split), rank, world_size, batch_size, split)
@@ -342,8 +346,9 @@ class Table(Dataset):
     def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
         """Return the location of the import of table ``test_path``."""
         assert self.options.test_path is not None
+        options = self.options.model_copy(update={"split": None})
         place = ImportPlace(
-            self.options.test_path, self.options, self._label, widths, trained=self._types_known()
+            self.options.test_path, options, self._label, widths, trained=self._types_known()
         )
         self._check_kinds(place.source, self.kinds(), self._place.source.location)
         return place
@@ -411,7 +416,8 @@ class Table(Dataset):
     def _table_of(self, split: Split) -> parquet.ParquetTable:
         if split not in self.splits():
             raise DataError(
-                "dataset 'tables.table' has no test split. Set option 'split' or 'test_path'."
+                f"dataset 'tables.table' has no {split} split. Set option 'split"
+                + ("' or 'test_path'." if split == "test" else ".validation'.")
             )
         return self._tables[split]
 

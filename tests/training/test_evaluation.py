@@ -384,7 +384,7 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert str(validation) == (
         "the best normalized_entropy of the validations was 0.80000, after step 4. Test figures "
         "are those of step 4, and optimistic, because the test split selected this step. For "
-        "unbiased figures, evaluate on other data"
+        "unbiased figures, add a validation split to the dataset"
     )
     assert validation.stopped == (
         "stopped early after step 8: normalized_entropy has not improved for 2 validations. Test "

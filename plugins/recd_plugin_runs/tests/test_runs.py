@@ -108,19 +108,19 @@ def test_train_compare_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     entropy = -sum(p * math.log(p) for p in (whole["positive_rate"], 1 - whole["positive_rate"]))
     assert rate["log_loss"] == pytest.approx(entropy)
     assert rate["normalized_entropy"] == pytest.approx(1)
-    shown = recd("evaluate", "runs/r/3", "--by", "a")
+    Path("r.yaml").write_text(REGISTRY)
+    shown = recd("evaluate", "r.yaml", "--run", "best", "--by", "a")
     assert "base rate" in shown
     assert "calibration" in shown
     wrong = refused("evaluate", "runs/r/3", "--by", "A")
     assert "--by A: column 'A' is neither a feature nor a key column" in wrong
-    assert "runs/r/3, step 8, test split" in shown
+    assert f"runs/r/{best + 1}, step 8, test split" in shown
     assert recd("report", "runs/r").startswith(f"runs/r.html: runs/r/{best + 1}, ")
     assert "<td>model.embedding_dim</td>" in Path("runs/r.html").read_text()
 
-    Path("r.yaml").write_text(REGISTRY)
     recd("run", "r.yaml", "--steps", "2", "training.learning_rate=0.02", "model.bottom_mlp=[8]")
     shown = recd("runs", "runs/r", "--metric", "AUC")
-    assert "best AUC: runs/r/" in shown
+    assert "best AUC of the test split: runs/r/" in shown
     assert max(map(len, shown.splitlines())) <= 100
     monkeypatch.setenv("COLUMNS", "60")
     shown = recd("runs", "runs/r")

@@ -61,6 +61,12 @@ if TYPE_CHECKING:
     help="Fraction of rows in the test split: the latest rows, or whole sessions.",
 )
 @click.option(
+    "--validation",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    help="Fraction of rows in the validation split, which selects the best checkpoint. Chosen like "
+    "the test split.  [default: 0.1, or 0 for tables with fewer than 2,000 rows]",
+)
+@click.option(
     "--format",
     "format_name",
     metavar="NAME",
@@ -95,6 +101,7 @@ def init(
     roles: tuple[str, ...],
     explode: tuple[str, ...],
     test: float,
+    validation: float | None,
     format_name: str | None,
     header: str | None,
     separator: str | None,
@@ -154,7 +161,9 @@ def init(
     if not explode and label_stands_outside(found, label):
         found = survey(source, ())
     guesses = guess(found, wanted)
-    text = registry_text(guesses, location=table, file=file, source=how, test=test)
+    text = registry_text(
+        guesses, location=table, file=file, source=how, test=test, validation=validation
+    )
     if force is None:
         _check_same(file, text, table)
     file_utils.write_text(file, text)

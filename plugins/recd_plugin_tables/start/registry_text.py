@@ -25,6 +25,10 @@ from recd_plugin_tables.start.guesses import (
 _WIDTH = 100
 # Minimum number of sessions in a test split.
 _SESSIONS = 20
+# Default fraction of rows in the validation split of a table with at least this many rows.
+_VALIDATION, _FEWEST_ROWS = 0.1, 2_000
+# Minimum number of distinct times that can be split into training, validation and test rows.
+_FEWEST_TIMES = 10
 # Negatives per row of a table without labels. The batch size is a multiple of one more.
 _NEGATIVES = 4
 # Maximum number of items in a history that is built.
@@ -56,7 +60,7 @@ dataset:
   learning_rate: 0.05
   dense_learning_rate: 0.01
   eps: 1.0e-6
-{evaluate}  checkpoint: {{runs: {runs}}} # each run gets a numbered folder in it
+{evaluate}{validation}  checkpoint: {{runs: {runs}}} # each run gets a numbered folder in it
 """
 
 _SHARDING = """\
@@ -89,6 +93,10 @@ model:
   top_mlp: [128, 64]
   bag_pooling: mean
 
+"""
+
+_EARLY_STOPPING = """\
+  validation: {patience: 1} # after each epoch; stops at the first one without improvement
 """
 
 _TWO_TOWER = """\
@@ -124,6 +132,7 @@ def registry_text(
     file: Path,
     source: Mapping[str, Any],
     test: float,
+    validation: float | None = None,
 ) -> str:
     """Return the text of a registry file that trains on the table at ``location``.
 
@@ -133,6 +142,7 @@ def registry_text(
         file: path of the registry file.
         source: options to open the table.
         test: fraction of rows in the test split.
+        validation: fraction of rows in the validation split; None chooses it.
     """
     survey = guesses.survey
     items = sequence(guesses)
@@ -154,6 +164,12 @@ def registry_text(
     )
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
+    if validation is None:
+        time = guesses.the("time")
+        is_rough = survey.is_whole and time is not None and time.seen.distinct < _FEWEST_TIMES
+        is_small = all_rows * candidates // survey.rows < _FEWEST_ROWS
+        unsuitable = not test or guesses.implicit or is_rough or is_small
+        validation = 0 if unsuitable else _VALIDATION
     numbers = guesses.features("number", "numbers")
     return _TEXT.format(
         head=_head(guesses, items or sides, location, file),
@@ -175,7 +191,7 @@ def registry_text(
         histories=_histories(items, guesses.the("time")) if items else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         order=_ORDER if guesses.the("session") or guesses.the("request") else "",
-        split=_split(guesses, test, whole_sessions=items is not None),
+        split=_split(guesses, test, validation, whole_sessions=items is not None),
         negatives=_negatives(guesses.item, sides) if guesses.implicit and not items else "",
         converter=_IKJT.format(group=group) if deduplicates else _KJT,
         preprocessing=_preprocessing(rows, alike, numbers),
@@ -183,6 +199,7 @@ def registry_text(
         sharding=_SHARDING if rows else "",
         model=_sasrec(items, rows) if items else _model(rows, sides),
         evaluate="  evaluate: false # use recd rank instead\n" if items or sides else "",
+        validation=_EARLY_STOPPING if validation and not (items or sides) else "",
         batch_size=rows_of_batch,
         runs=_word(f"runs/{file.stem}"),
     )
@@ -318,19 +335,25 @@ def _rounded(number: float) -> float:
     return int(short) if short.is_integer() else short
 
 
-def _split(guesses: Guesses, test: float, *, whole_sessions: bool) -> str:
-    if not test:
+def _split(guesses: Guesses, test: float, validation: float, *, whole_sessions: bool) -> str:
+    if not test + validation:
         return ""
     session = guesses.the("session")
+    share = min(test or 1, validation or 1)
     # With fewer sessions, a hash may put none into the test split.
-    whole = whole_sessions or (session is not None and session.seen.distinct * test >= _SESSIONS)
+    whole = whole_sessions or (session is not None and session.seen.distinct * share >= _SESSIONS)
     by = "time" if guesses.the("time") else "session" if whole else "row"
     what = {
         "time": "The latest rows",
         "session": "Randomly chosen sessions",
         "row": "Randomly chosen rows",
     }[by]
-    return f"    # {what} are the test split.\n    split: {{by: {by}, test: {test:g}}}\n"
+    shares = {name: each for name, each in (("validation", validation), ("test", test)) if each}
+    of = " are the test split"
+    if validation:
+        of = ": the validation split, which selects the best checkpoint"
+        of += ", then the test split" if test else ""
+    return f"    # {what}{of}.\n    split: {_flow({'by': by, **shares})}\n"
 
 
 def _negatives(item: Guess | None, sides: Towers | None) -> str:

@@ -63,15 +63,21 @@ def test_every_format_is_told_from_a_registry() -> None:
 
 
 def test_the_output_fits_one_screen_unless_verbose() -> None:
-    assert CliRunner().invoke(main, ["init", "2024/clicks.parquet", "a.yaml"]).exit_code == 0
-    small = ["training.batch_size=4", "training.epochs=4"]
+    init = ["init", "2024/clicks.parquet", "a.yaml"]
+    assert CliRunner().invoke(main, [*init, "--validation", "0.2"]).exit_code == 0
+    small = ["training.batch_size=1"]
     detail = ("training.device", "auto", "sharded by", "all_reduce", "waiting for data, share")
     for options in ([], ["-v"]):
         done = forked.run([RECD, "run", "a.yaml", *small, *options], cwd=Path.cwd())
         assert done.returncode == 0, done.stderr
         text = done.stderr + done.stdout
         lines = [line for line in text.splitlines() if not line.startswith("training: step=")]
-        assert re.search(r"^ +test +train *$.*^ samples .*^training, ", text, re.M | re.S)
+        assert re.search(
+            r"^ +test +validation +train *$.*^ samples .*^training, ", text, re.M | re.S
+        )
         assert lines[-1].startswith("saved to runs/")
         assert [word for word in detail if word in text] == ([*detail] if options else [])
         assert (len(lines) <= 30) == (not options)
+        assert "for validation" in text or options
+    shown = CliRunner().invoke(main, ["runs", "a.yaml"]).output
+    assert "best normalized_entropy of the validation split: runs/a/1" in shown

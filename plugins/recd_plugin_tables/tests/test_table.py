@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,22 +69,24 @@ def test_sessions_stand_together_in_the_order_of_time(path):
 @pytest.mark.parametrize(
     ("split", "share"),
     [
-        ({"by": "time", "test": 0.25}, (15, 15)),
+        ({"by": "time", "test": 0.25, "validation": 0.25}, (15, 15)),
         ({"by": "time", "test_from": "2023-11-14 22:43:20"}, (30, 30)),
-        ({"by": "time", "test": 0.1, "test_from": "2023-11-14 22:43:20"}, (30, 30)),
-        ({"by": "session", "test": 0.4}, (1, 59)),
+        ({"by": "time", "validation": 0.1, "test_from": "2023-11-14 22:43:20"}, (30, 30)),
+        ({"by": "session", "test": 0.3, "validation": 0.3}, (1, 59)),
         ({"by": "row", "test": 0.4}, (10, 40)),
     ],
 )
 def test_splits(split, share, path):
     data = table(path, split=split)
-    train, test = rows_of(data, "train"), rows_of(data, "test")
-    assert sorted(train["_row"] + test["_row"]) == list(range(60))
-    assert share[0] <= len(test["_row"]) <= share[1]
-    if split["by"] == "time":
-        assert max(train["_time"]) < min(test["_time"])
-    if split["by"] == "session":
-        assert not set(train["_session"]) & set(test["_session"])
+    found = [rows_of(data, name) for name in data.splits()]
+    assert len(found) == 2 + ("validation" in split)
+    assert sorted(row for each in found for row in each["_row"]) == list(range(60))
+    assert share[0] <= len(found[-1]["_row"]) <= share[1]
+    for first, second in pairwise(found):
+        if split["by"] == "time":
+            assert max(first["_time"]) < min(second["_time"])
+        if split["by"] == "session":
+            assert not set(first["_session"]) & set(second["_session"])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_splits(split, share, path):
         ({"split": {"by": "time"}}, False),
         ({"split": {"by": "row"}}, True),
         ({"test_path": "earlier.parquet"}, True),
-        ({"test_path": "later.parquet"}, False),
+        ({"test_path": "later.parquet", "split": {"validation": 0.1}}, False),
     ],
 )
 def test_training_rows_later_than_test_rows_are_told(path, capfd, monkeypatch, options, leaks):
@@ -104,7 +107,7 @@ def test_training_rows_later_than_test_rows_are_told(path, capfd, monkeypatch, o
         pq.write_table(rows.set_column(1, "when", shifted), f"{name}.parquet")
     data = table(path, **options)
     data.prepare()
-    assert data.splits() == ("train", "test")
+    assert data.splits()[-1] == "test"
     assert ("training rows are later than test rows" in capfd.readouterr().err) is leaks
 
 

@@ -111,12 +111,16 @@ class ScheduleSpec(Spec):
 
 
 class ValidationSpec(Spec):
-    """Evaluation of the test split during training, for early stopping and the best checkpoint.
+    """Evaluation during training, for early stopping and the best checkpoint.
 
-    The test metrics of such a run are optimistic, because the test split selects the checkpoint.
+    Evaluates the validation split. A dataset without one uses the test split, which makes the test
+    metrics of the run optimistic.
     """
 
-    every: Count = Field(description="Number of steps between validations.")
+    every: Count | None = Field(
+        default=None,
+        description="Number of steps between validations; null validates after each epoch.",
+    )
     metric: str = Field(
         default="normalized_entropy",
         description="Metric to compare: normalized_entropy, log_loss, auc, or a metric of a "
@@ -270,7 +274,9 @@ class TrainingSpec(Spec):
         default=True, description="Evaluate the test split at the end, if the dataset has one."
     )
     validation: ValidationSpec | None = Field(
-        default=None, description="Evaluation of the test split during training; null disables it."
+        default=None,
+        description="Evaluation of the validation split (without one, of the test split) during "
+        "training; null disables it.",
     )
 
     @field_validator("checkpoint", mode="before", json_schema_input_type=CheckpointSpec | None)
@@ -310,7 +316,7 @@ class TrainingSpec(Spec):
     ) -> ValidationSpec | None:
         if validation is not None and info.data.get("evaluate") is False:
             raise ValueError(
-                "validation evaluates the test split, but training.evaluate is false. Remove "
+                "validation needs evaluation, but training.evaluate is false. Remove "
                 "training.validation or training.evaluate"
             )
         return validation

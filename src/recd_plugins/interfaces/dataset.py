@@ -17,7 +17,7 @@ from recd_plugins.interfaces.rows import FeatureSchema, Rows, SessionKeys, Stora
 from recd_plugins.interfaces.tables import TableStrategy
 from recd_plugins.runtime.errors import DataError
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
 """Name of a split of a dataset."""
 
 

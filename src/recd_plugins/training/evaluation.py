@@ -55,6 +55,11 @@ def splits_of(registry: RunConfig) -> tuple[Split, ...]:
     return registry.dataset.splits() if registry.training.evaluate else ("train",)
 
 
+def validated_split(registry: RunConfig) -> Split:
+    """Return the split that ``training.validation`` evaluates."""
+    return "validation" if "validation" in splits_of(registry) else "test"
+
+
 def steps(
     pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -80,12 +85,12 @@ def evaluate(
     world_size: int,
     device: torch.device,
     finite: FiniteRun,
+    split: Split = "test",
 ) -> Measured:
-    """Return quality and metrics on the test split; (None, {}) if the run does not evaluate.
+    """Return quality and metrics on a split; (None, {}) if the run does not evaluate it.
 
     All ranks must call this. Rows that pad a batch are scored but not counted.
     """
-    split: Split = "test"
     registry = prepared.registry
     if split not in splits_of(registry):
         return None, {}
@@ -330,7 +335,7 @@ def check_evaluation(registry: RunConfig) -> None:
     ]
     if (spec := registry.training.validation) is not None:
         known = [f.name for f in fields(Quality) if f.name not in ("num_samples", "bins")]
-        if not has_test:
+        if validated_split(registry) not in splits_of(registry):
             text = f"validation needs a test split, but {why}. Remove this section, or {remedy}."
             wrong.append((0, "training.validation", text))
         elif spec.metric not in known and not metrics:
@@ -348,13 +353,22 @@ class Validation:
     """Schedules the validations of a run and stores their results."""
 
     def __init__(
-        self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
+        self,
+        spec: ValidationSpec,
+        before: ValidationCurve | None = None,
+        step: int = 0,
+        *,
+        split: Split = "test",
+        epoch_steps: int = 1,
     ) -> None:
-        self._spec, self._step = spec, step
-        self.every = spec.every
+        self._spec, self._step, self.split = spec, step, split
+        self.every = spec.every or epoch_steps
         self.curve = ValidationCurve(spec.metric, spec.best)
         if before is not None and (before.metric, before.mode) == (spec.metric, spec.best):
             self.curve = before
+        best = self.curve.best
+        known = {} if best is None else {spec.metric: self.curve.values[best]}
+        self._figures: Mapping[str, float | None] = known
 
     def due(self, step: int) -> bool:
         """Return True if a validation is due at this step."""
@@ -394,12 +408,15 @@ class Validation:
                 + (
                     f"Use one of: {', '.join(map(repr, values))}."
                     if values
-                    else "The test split has no rows. Use a larger test split."
+                    else f"The {self.split} split has no rows. Use a larger {self.split} split."
                 )
             )
         value = float(values[self._spec.metric])
         self.curve = self.curve.with_value(step, value if math.isfinite(value) else None)
-        return self.curve.best_step == step
+        if self.curve.best_step != step:
+            return False
+        self._figures = values
+        return True
 
     def line(self, measured: Measured) -> str:
         """Return a line of text about the last validation."""
@@ -410,7 +427,7 @@ class Validation:
         best = "" if self.curve.best is None else f"; best after step {self.curve.best_step}"
         if self.curve.best_step == step:
             best = " (the best so far)"
-        return f"step {step}, {rows:,} rows of the test split: {shown}{best}"
+        return f"step {step}, {rows:,} rows of the {self.split} split: {shown}{best}"
 
     @property
     def stopped(self) -> str:
@@ -423,9 +440,10 @@ class Validation:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the validated steps and their results as JSON values."""
+        """Return the validated steps as JSON values, with all figures of a validation split."""
+        own = {} if self.split == "test" else {"figures": self._figures}
         best = {"best_step": self.curve.best_step, "stopped_early": self.stops}
-        return {**asdict(self.curve), **best}
+        return {**asdict(self.curve), **best, **own}
 
     def __str__(self) -> str:
         curve = self.curve
@@ -438,9 +456,12 @@ class Validation:
             )
         if curve.best is None:
             return best
+        text = f"{best}. Test figures are those of step {curve.best_step}"
+        if self.split != "test":
+            return text
         return (
-            f"{best}. Test figures are those of step {curve.best_step}, and optimistic, because "
-            "the test split selected this step. For unbiased figures, evaluate on other data"
+            f"{text}, and optimistic, because the test split selected this step. For unbiased "
+            "figures, add a validation split to the dataset"
         )
 
 

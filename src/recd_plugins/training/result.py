@@ -38,6 +38,8 @@ _GROWN = 1e-3
 _MUCH_WAITING = 0.2
 # A higher test AUC usually means that a feature leaks the label.
 _BEST_AUC = 0.99
+_SPLITS = ("test", "validation", "train")
+_OF_SPLIT = ("test_", "validation_", "train_")
 _TITLES = {
     "step_seconds": "step time (median)",
     "lookup_seconds": "  lookup",
@@ -193,8 +195,8 @@ class Result:
     def tables(self, *, verbose: bool = False) -> list[Table]:
         """Return tables of metrics and speed. ``verbose`` also lists byte counts of 0."""
         found = figures(self)
-        splits = [name for name in ("test", "train") if f"{name}_samples" in found]
-        metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(("test_", "train_"))}
+        splits = [name for name in _SPLITS if any(n.startswith(f"{name}_") for n in found)]
+        metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(_OF_SPLIT)}
         resumed = f"train after step {self.first_step}" if self.first_step else "train"
         quality = text_table("", [""], [resumed if s == "train" else s for s in splits])
         for metric in dict.fromkeys(metrics.values()):
@@ -218,9 +220,10 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     """Return a dict from figure to (value, unit), read from the output of ``Result.as_json``."""
     found: dict[str, tuple[float | None, str]] = {}
-    for split in ("test", "train"):
-        quality = dict(values[split] or {})
-        if quality:
+    validated = (values["validation"] or {}).get("figures")
+    for split, given in zip(_SPLITS, (values["test"], validated, values["train"]), strict=True):
+        quality = dict(given or {})
+        if "num_samples" in quality:
             found[f"{split}_samples"] = (quality.pop("num_samples"), "")
         found |= {f"{split}_{name}": (value, "loss") for name, value in quality.items()}
     found["samples_per_second"] = (values["samples_per_second"], "samples/s")
@@ -473,12 +476,13 @@ def seed_table(results: Mapping[int, Result], folders: Mapping[int, Path | None]
     columns = ["mean", "stdev", *(f"seed {seed}" for seed in results)]
     table = text_table(f"{len(results)} seeds", [""], columns)
     for name, (values, unit) in _of_every_seed(results).items():
-        if name.startswith(("test_", "train_", "last_")) and not name.endswith("_samples"):
+        if name.startswith((*_OF_SPLIT, "last_")) and not name.endswith("_samples"):
             shown = (statistics.fmean(values), statistics.stdev(values), *values)
             table.add_row(figure_words(name), *(figure_text(value, unit) for value in shown))
     if any(folders.values()):
         table.add_row("saved to", "", "", *(str(folders[seed] or "-") for seed in results))
-    if any(each.validation and each.validation.curve.best_step for each in results.values()):
+    validations = [each.validation for each in results.values() if each.validation]
+    if any(each.curve.best_step and each.split == "test" for each in validations):
         table.caption = "Test figures are optimistic: the test split selected the best step."
     return table
 

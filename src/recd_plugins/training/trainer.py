@@ -22,7 +22,7 @@ from recd_plugins.config.device import device_of_rank
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.data.preprocess import FittedState, fitted_state
-from recd_plugins.interfaces import Section, TrainedRun
+from recd_plugins.interfaces import Section, Split, TrainedRun
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.planning.topologies import TopologySpec
@@ -38,7 +38,13 @@ from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
 from recd_plugins.training.dry_run import unused_line
-from recd_plugins.training.evaluation import Measured, Validation, evaluate, steps
+from recd_plugins.training.evaluation import (
+    Measured,
+    Validation,
+    evaluate,
+    steps,
+    validated_split,
+)
 from recd_plugins.training.identity import (
     check_fitted_alike,
     identity_of,
@@ -352,24 +358,27 @@ class Trainer:
 
     def _validate(self, validation: Validation) -> bool:
         """Evaluate the model at the current step; return True if it is the best so far."""
-        self.newest = newest = self._evaluate()
+        newest = self._evaluate(validation.split)
         is_best = validation.add(self.progress.step, newest)
-        if is_best:
-            self.best = newest
+        if validation.split == "test":
+            self.newest, self.best = newest, newest if is_best else self.best
         self._say(validation.line(newest))
-        self.callbacks.evaluated(self.progress.step, "test", newest)
+        self.callbacks.evaluated(self.progress.step, validation.split, newest)
         return is_best
 
-    def _evaluate(self) -> Measured:
+    def _evaluate(self, split: Split = "test") -> Measured:
         with generators_kept(), buffers_of_rank_0(self.dmp):
             of_ranks = self.rank, self.world_size, self.device
-            return evaluate(self.parts.prepared, self.dmp, self.pipeline, *of_ranks, self.finite)
+            args = (self.parts.prepared, self.dmp, self.pipeline, *of_ranks, self.finite)
+            return evaluate(*args, split)
 
     def _test_figures(self) -> Measured:
         """Return the test results of the best validated step, or of the last step."""
         best_step = None if self.validation is None else self.validation.curve.best_step
         if self.best is None and best_step is not None and best_step < self.progress.step:
             self.best = self._evaluate_checkpoint(best_step)
+            if self.best is not None and self.validation and self.validation.split != "test":
+                self.callbacks.evaluated(self.progress.step, "test", self.best)
         if self.best is not None:
             return self.best
         if self.newest is None:
@@ -383,6 +392,10 @@ class Trainer:
         Return None if the checkpoint is missing or damaged.
         """
         if self.checkpoints is None:
+            self._say(
+                "the test metrics are those of the last step, because the run saves no "
+                "checkpoints. Set training.checkpoint.runs"
+            )
             return None
         best, last = self.checkpoints.of_step(step), self.checkpoints.of_step(self.progress.step)
         folder = Checkpoints(best.parent, keep=1)  # the identity was compared before
@@ -470,7 +483,13 @@ class Trainer:
         spec = self.training.validation
         if not self.is_own or spec is None:
             return None
-        validation = Validation(spec, self.progress.validation, self.progress.step)
+        validation = Validation(
+            spec,
+            self.progress.validation,
+            self.progress.step,
+            split=validated_split(self.registry),
+            epoch_steps=max(1, len(self.loader)),
+        )
         if validation.stops:
             self._say(validation.advice)
         return validation
