@@ -80,4 +80,4 @@ def test_the_output_fits_one_screen_unless_verbose() -> None:
         assert (len(lines) <= 30) == (not options)
         assert "for validation" in text or options
     shown = CliRunner().invoke(main, ["runs", "a.yaml"]).output
-    assert "best normalized_entropy of the validation split: runs/a/1" in shown
+    assert "best normalized entropy of the validation split: runs/a/1" in shown
