@@ -216,10 +216,8 @@ def best_run(given: Path, plugins_dir: Path | None) -> int:
     assert chosen is not None
     if launcher.torchrun_rank() in (None, 0):
         split = selecting_split(newest, _METRIC)
-        click.echo(
-            f"using {chosen.path}, which has the best {text_utils.metric_words(_METRIC)} of the {split} split",
-            err=True,
-        )
+        why = f"best {text_utils.metric_words(_METRIC)} of the {split} split"
+        click.echo(f"using {chosen.path} ({why})", err=True)
     return int(chosen.path.name)
 
 
