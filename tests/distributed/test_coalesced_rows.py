@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.summed_types import SummedTypes
 from torch import Tensor
-from torch.nn import functional as F
 
 from recd_plugins.sharding.coalesced import outputs
 from recd_plugins.sharding.coalesced.fused_bags import BagColumns, expand_at_once
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, Unique, by_sorting, unique_ids
-from recd_plugins.sharding.coalesced.outputs import BagLayout, Bags, Part, expand, pool
+from recd_plugins.sharding.coalesced.outputs import BagLayout, expand
 
 
 def test_expand_and_its_gradient() -> None:
@@ -56,44 +55,6 @@ def test_expand_sums_gradients_of_half_precision_in_float32(dtype: torch.dtype) 
     assert summed.types <= {torch.float32}
     assert half.grad is not None
     assert half.grad.tolist() == [[4096] * 3, [0] * 3]
-
-
-def _parts() -> tuple[list[Tensor], list[Part], Tensor]:
-    torch.manual_seed(0)
-    sources = [torch.randn(4 * 3 + 5 * 2), torch.randn(3 * 2), torch.zeros(0)]
-    index, offsets = torch.tensor([3, 0, 3, 1, 1]), torch.tensor([0, 2, 2, 5])
-    weighted = Bags(index, offsets, torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0]))
-    inverse = torch.tensor([2, 0, 0])
-    empty = Bags(index[:0], torch.zeros(4, dtype=torch.int64), None)
-    parts = [
-        Part(0, 0, 4, 3, column=2, bags=weighted, inverse=None),
-        Part(0, 12, 5, 2, column=0, bags=Bags(index, offsets, None), inverse=inverse),
-        Part(1, 0, 3, 2, column=5, bags=None, inverse=inverse),
-        Part(1, 0, 3, 2, column=7, bags=None, inverse=None),
-        Part(2, 0, 0, 2, column=9, bags=empty, inverse=None),
-    ]
-    four, five, three = sources[0][:12].view(4, 3), sources[0][12:].view(5, 2), sources[1]
-    bags = F.embedding_bag(index, five, offsets, mode="sum", include_last_offset=True)
-    columns = [
-        bags[inverse],
-        F.embedding_bag(
-            index,
-            four,
-            offsets,
-            mode="sum",
-            per_sample_weights=weighted.weights,
-            include_last_offset=True,
-        ),
-        three.view(3, 2)[inverse],
-        three.view(3, 2),
-        torch.zeros(3, 2),
-    ]
-    return sources, parts, torch.cat(columns, dim=1)
-
-
-def test_pool_returns_the_bags_of_torch() -> None:
-    sources, parts, expected = _parts()
-    torch.testing.assert_close(pool(sources, parts, 3, 11), expected)
 
 
 @dataclass(frozen=True)

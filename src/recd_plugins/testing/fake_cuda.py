@@ -8,10 +8,11 @@ launches, copies and waits (syncs) of training steps, and their source lines. Ti
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial, wraps
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -42,9 +43,7 @@ _NO_KERNELS = {
     *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "set_", "resize_"),
     *("detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "alias", "view", "_lazy_clone"),
     *("is_pinned", "_pin_memory", "record_stream", "_local_scalar_dense", "is_same_size"),
-    *("_wrap_tensor_autograd", "wait_tensor"),
-    *("sym_size", "_assert_async", "slice", "select", "split", "split_with_sizes", "unbind", "t"),
-    *("transpose", "expand", "as_strided", "unsqueeze", "squeeze", "permute", "diagonal", "unfold"),
+    *("_wrap_tensor_autograd", "wait_tensor", "sym_size", "_assert_async"),
 }
 #: Approximate kernel launches of operators with more than one.
 _KERNELS = {
@@ -153,19 +152,16 @@ def mark_phases(owner: object, methods: Mapping[str, str]) -> None:
     """
     for name, phase in methods.items():
         if hasattr(owner, name):
-            setattr(owner, name, _in_phase(getattr(owner, name), phase))
+            setattr(owner, name, _in_phase(phase)(getattr(owner, name)))
 
 
-def _in_phase(method: Callable[..., Any], phase: str) -> Callable[..., Any]:
-    @wraps(method)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        _phases.append(phase)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            _phases.pop()
-
-    return marked
+@contextmanager
+def _in_phase(phase: str) -> Iterator[None]:
+    _phases.append(phase)
+    try:
+        yield
+    finally:
+        _phases.pop()
 
 
 def kernels_of(operator: Any) -> int:
@@ -229,8 +225,8 @@ class _Stream(_Event):
     def __init__(self, *_: Any, name: str = "", priority: int = 0, **__: Any) -> None:
         self.device, self.priority = _device, priority
         self.cuda_stream = self.stream_id = id(self)
-        self.name = name or f"stream {_streams.created}"
-        _streams.created += 1
+        number = next(_created)
+        self.name = name or f"stream {number}"
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
@@ -241,12 +237,6 @@ class _Stream(_Event):
 
     def __exit__(self, *_: object) -> None:
         _streams.pop()
-
-
-class _Streams(list[_Stream]):
-    """Stack of entered streams, from the default stream to the current one."""
-
-    created = 0
 
 
 class _Graph:
@@ -282,20 +272,15 @@ class _Graph:
 _captured: list[Any] | None = None
 _torch_empty = torch.empty
 _device = torch.device("cuda", 0)
-_streams = _Streams()
+_created = itertools.count()  # numbers of streams
 _default = _Stream(name="default")
-_streams.append(_default)
+#: Stack of entered streams, from the default stream to the current one.
+_streams = [_default]
 #: Pinned tensors keyed by the address of their storage. Referenced, so that no address is reused.
 _pinned: dict[int, Tensor] = {}
 #: Addresses of all-reduced storages. DistributedDataParallel copies gradients from gloo's results,
 #: which are CPU tensors with the storage of its buckets.
 _buckets: set[int] = set()
-
-
-@contextmanager
-def _entered(stream: _Stream | None) -> Iterator[None]:
-    with stream or _streams[-1]:
-        yield
 
 
 class _OnCuda(Tensor):
@@ -463,9 +448,8 @@ def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
     if _captured is not None:
         # A replay calls recorded operators, but this path needs autograd. Dense layers have none.
         raise NotImplementedError(f"fake_cuda: {name} in a CUDA graph")
-    leaves, spec = tree_flatten((args, kwargs))
-    at = [n for n, each in enumerate(leaves) if isinstance(each, Tensor)]
     forward, backward = next(c for start, c in _FUNCTIONS.items() if name.startswith(start))
+    leaves, spec = tree_flatten((args, kwargs))
     if name == "scaled_dot_product_attention" and kwargs.get("attn_mask") is not None:
         forward += 4  # fills, converts and pads the mask
     if "jagged_index_select" in name and not isinstance(leaves[-1], int):
@@ -473,19 +457,15 @@ def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
     _count("dispatched", name)
     _count("launch", name, forward)
 
-    def run(tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
-        for place, tensor in zip(at, tensors, strict=True):
-            leaves[place] = tensor
-        inner_args, inner = tree_unflatten(leaves, spec)
-        trained = [each for each in tensors if each.requires_grad]
+    def run(inputs: list[Any]) -> tuple[Any, list[Tensor]]:
+        inner_args, inner = tree_unflatten(inputs, spec)
+        trained = [each for each in _tensors(inputs) if each.requires_grad]
         if name.startswith("split_embedding_codegen_lookup"):
             trained += _to_host_kernel(inner)
         chosen = _select_keyed if name == "keyed_jagged_index_select_dim1" else func
         return chosen(*inner_args, **inner), trained
 
-    result_spec: list[Any] = []
-    found = _Nested.apply(run, result_spec, name, backward, *(leaves[n] for n in at))  # type: ignore[no-untyped-call]
-    return tree_unflatten(list(found), result_spec[0])
+    return _Nested.apply(run, name, backward, *leaves)  # type: ignore[no-untyped-call]
 
 
 def _to_host_kernel(arguments: dict[str, Any]) -> list[Tensor]:
@@ -519,22 +499,18 @@ class _Nested(torch.autograd.Function):
     """Autograd node that runs a function and its backward pass on the underlying CPU tensors."""
 
     @staticmethod
-    def forward(ctx: Any, run: Any, spec: list[Any], name: str, kernels: int, *given: Any) -> Any:
-        needed = ctx.needs_input_grad[4:]
+    def forward(ctx: Any, run: Any, name: str, kernels: int, *given: Any) -> Any:
         with _disable_current_modes(), torch.enable_grad():
-            stored = [_stored(each).detach() for each in given]
-            for tensor, needs in zip(stored, needed, strict=True):
-                # Placeholders and weights that the backward pass updates have no gradient.
-                tensor.requires_grad_(needs and tensor.is_floating_point())
+            stored = [
+                _stored(each).detach().requires_grad_(needs) if isinstance(each, Tensor) else each
+                for each, needs in zip(given, ctx.needs_input_grad[3:], strict=True)
+            ]
             result, trained = run(stored)
-            leaves, structure = tree_flatten(result)
-            made = tuple(_OnCuda(each.detach()) for each in leaves)
-        spec.append(structure)
-        ctx.kept = [each for each in leaves if each.requires_grad], trained, stored
-        ctx.at = [n for n, each in enumerate(leaves) if each.requires_grad]
-        ctx.named = name, kernels
+            outputs = tree_leaves(result)
+            made = tuple(_OnCuda(each.detach()) for each in outputs)
+        ctx.kept, ctx.named = (outputs, trained, stored), (name, kernels)
         ctx.mark_non_differentiable(*(m for m in made if not m.is_floating_point()))
-        return made
+        return made[0] if isinstance(result, Tensor) else made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -542,11 +518,12 @@ class _Nested(torch.autograd.Function):
         _count("dispatched", f"{name} backward")
         _count("launch", f"{name} backward", kernels)
         outputs, trained, stored = ctx.kept
-        given = [_stored(gradients[n]) for n in ctx.at]
+        learning = [n for n, each in enumerate(outputs) if each.requires_grad]
+        kept, given = [outputs[n] for n in learning], [_stored(gradients[n]) for n in learning]
         with _disable_current_modes():
-            found = map(_put, torch.autograd.grad(outputs, trained, given, allow_unused=True))
+            found = map(_put, torch.autograd.grad(kept, trained, given, allow_unused=True))
             by_input = dict(zip(map(id, trained), found, strict=True))
-        return (None,) * 4 + tuple(by_input.get(id(each)) for each in stored)
+        return (None,) * 3 + tuple(by_input.get(id(each)) for each in stored)
 
 
 def _tensors(*values: Any) -> list[Tensor]:
@@ -640,7 +617,7 @@ def _replacements() -> Iterator[tuple[Any, dict[str, Any]]]:
         "Event": _Event,
         "CUDAGraph": _Graph,
         "graph": _Graph.capture,
-        "stream": _entered,
+        "stream": lambda stream: stream or _streams[-1],
         "current_stream": lambda *_, **__: _streams[-1],
         "synchronize": lambda *_, **__: _count("sync", "synchronize"),
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,40 +29,24 @@ from recd_plugins.sparse.index_select import HALF_PRECISION
 _COMPILED = (torch.float32, torch.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class Bags:
-    """Assignment of embedding rows to bags, for pooling.
+class _Part(NamedTuple):
+    """Received rows that fill some columns of an EmbeddingBagCollection's output.
 
-    ``index``, int64 ``[n]``, is the row of each id, and ``offsets``, int64 ``[num_bags + 1]``, the
-    start of each bag in it. ``weights``, float32 ``[n]``, include the factors of mean pooling; None
-    means 1.
+    ``start`` is the first scalar of the rows in their source. ``bags`` are the row of each id, the
+    start of each bag and the weights; None for no pooling. ``inverse`` is the bag (or row, without
+    pooling) of each output row; None means the identity.
     """
 
-    index: Tensor
-    offsets: Tensor
-    weights: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Describes the embedding rows that fill some columns of an EmbeddingBagCollection's output.
-
-    Attributes:
-        source, start: index of the source tensor, and offset of the first row in it, in scalars.
-        dim: number of scalars per row, and of output columns.
-        column: first output column.
-        bags: assignment of rows to bags; None for no pooling.
-        inverse: int64 ``[B]``, the bag (or row, without pooling) of each output row; None means the
-            identity.
-    """
-
-    source: int
+    columns: BagColumns
     start: int
     num_rows: int
-    dim: int
-    column: int
-    bags: Bags | None
-    inverse: Tensor | None
+    bags: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None
+    inverse: NDArray[Any] | None
+
+    def rows(self, sources: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        dim = self.columns.dim
+        flat = sources[self.columns.source][self.start : self.start + self.num_rows * dim]
+        return flat.reshape(self.num_rows, dim)
 
 
 def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
@@ -87,17 +70,6 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
     if len({(source.dtype, source.shape[1]) for source in sources}) == 1:
         return expand_at_once(sources, of, indices)
     return [sources[n].index_select(0, index) for n, index in zip(of, indices, strict=True)]
-
-
-def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
-    """Return pooled embeddings ``[num_rows, width]`` in the dtype of ``sources``, on CPU.
-
-    ``sources`` are flat tensors of rows, which are summed in float32 if half precision. Each of
-    ``parts`` fills some output columns.
-    """
-    if (dtype := sources[0].dtype) in HALF_PRECISION:
-        return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
-    return _Pool.apply(parts, num_rows, width, *sources)  # type: ignore[no-untyped-call]
 
 
 class _Expand(torch.autograd.Function):
@@ -135,23 +107,23 @@ class _Expand(torch.autograd.Function):
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, parts: Sequence[Part], num_rows: int, width: int, *sources: Tensor
+        ctx: Any, parts: Sequence[_Part], num_rows: int, width: int, *sources: Tensor
     ) -> Tensor:
         ctx.parts, ctx.sizes = parts, [len(source) for source in sources]
         output = sources[0].new_zeros(num_rows, width)
         flats, out = [_array(source) for source in sources], output.numpy()
         for part in parts:
-            rows = _rows_of(flats[part.source], part)
+            rows, column, dim = part.rows(flats), part.columns.column, part.columns.dim
             if part.bags is not None and part.inverse is not None:
-                bags = np.zeros((len(part.bags.offsets) - 1, part.dim), out.dtype)
-                kernels.pool(rows, *_arrays(part.bags, out.dtype), bags, 0)
-                kernels.gather(bags, _array(part.inverse), out, part.column)
+                bags = np.zeros((len(part.bags[1]) - 1, dim), out.dtype)
+                kernels.pool(rows, *part.bags, bags, 0)
+                kernels.gather(bags, part.inverse, out, column)
             elif part.bags is not None:
-                kernels.pool(rows, *_arrays(part.bags, out.dtype), out, part.column)
+                kernels.pool(rows, *part.bags, out, column)
             elif part.inverse is not None:
-                kernels.gather(rows, _array(part.inverse), out, part.column)
+                kernels.gather(rows, part.inverse, out, column)
             else:
-                out[:, part.column : part.column + part.dim] = rows
+                out[:, column : column + dim] = rows
         return output
 
     @staticmethod
@@ -160,17 +132,17 @@ class _Pool(torch.autograd.Function):
         results = [gradients.new_zeros(size) for size in ctx.sizes]
         flats, given = [result.numpy() for result in results], _array(gradients)
         for part in ctx.parts:
-            rows = _rows_of(flats[part.source], part)
+            rows, column, dim = part.rows(flats), part.columns.column, part.columns.dim
             if part.bags is not None and part.inverse is not None:
-                bags = np.zeros((len(part.bags.offsets) - 1, part.dim), given.dtype)
-                kernels.add_back(given, part.column, _array(part.inverse), bags)
-                kernels.spread(bags, 0, *_arrays(part.bags, given.dtype), rows)
+                bags = np.zeros((len(part.bags[1]) - 1, dim), given.dtype)
+                kernels.add_back(given, column, part.inverse, bags)
+                kernels.spread(bags, 0, *part.bags, rows)
             elif part.bags is not None:
-                kernels.spread(given, part.column, *_arrays(part.bags, given.dtype), rows)
+                kernels.spread(given, column, *part.bags, rows)
             elif part.inverse is not None:
-                kernels.add_back(given, part.column, _array(part.inverse), rows)
+                kernels.add_back(given, column, part.inverse, rows)
             else:
-                rows += given[:, part.column : part.column + part.dim]
+                rows += given[:, column : column + dim]
         return (None, None, None, *results)
 
 
@@ -181,15 +153,6 @@ def _is_on_cpu(tensor: Tensor) -> bool:
 def _array(tensor: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = tensor.detach().contiguous().numpy()
     return array
-
-
-def _arrays(bags: Bags, dtype: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    weights = np.empty(0, dtype) if bags.weights is None else _array(bags.weights)
-    return _array(bags.index), _array(bags.offsets), weights
-
-
-def _rows_of(flat: NDArray[Any], part: Part) -> NDArray[Any]:
-    return flat[part.start : part.start + part.num_rows * part.dim].reshape(part.num_rows, part.dim)
 
 
 #: Shardings whose kernels sum a rank's part of each bag, even for mean pooling.
@@ -254,55 +217,48 @@ class BagLayout:
         ``sources`` are flat tensors of embedding rows. ``num_rows`` has the number of rows that
         this rank received per column shard.
         """
-        if _is_on_cpu(sources[0]):
-            parts = self.parts(batch, num_rows)
-            return pool(sources, parts, batch.num_rows, sum(self.dims))
         if (dtype := sources[0].dtype) in HALF_PRECISION:
             return self.pool([rows.float() for rows in sources], batch, num_rows).to(dtype)
-        return pool_at_once(sources, self.columns, batch, num_rows)
-
-    def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
-        """Return a ``Part`` per block of output columns.
-
-        ``num_rows`` has the number of embedding rows that this rank received per column shard.
-        """
+        if not _is_on_cpu(sources[0]):
+            return pool_at_once(sources, self.columns, batch, num_rows)
         starts, totals = [], dict[int, int]()
         for columns, rows in zip(self.columns, num_rows, strict=True):
             starts.append(totals.get(columns.source, 0))
             totals[columns.source] = starts[-1] + rows * columns.dim
-        bags: dict[tuple[str, bool], Bags | None] = {}
-        parts = []
-        for columns in self.columns:
-            key = (columns.feature, columns.mean)
-            if key not in bags:
-                bags[key] = _bags(batch, *key)
-            parts.append(
-                Part(
-                    source=columns.source,
-                    start=starts[columns.carrier],
-                    num_rows=num_rows[columns.carrier],
-                    dim=columns.dim,
-                    column=columns.column,
-                    bags=bags[key],
-                    inverse=batch.inverse_indices.get(columns.feature),
-                )
+        bags = {
+            key: _bags(batch, *key) for key in {(each.feature, each.mean) for each in self.columns}
+        }
+        inverse = {name: _array(rows) for name, rows in batch.inverse_indices.items()}
+        parts = [
+            _Part(
+                columns,
+                starts[columns.carrier],
+                num_rows[columns.carrier],
+                bags[columns.feature, columns.mean],
+                inverse.get(columns.feature),
             )
-        return parts
+            for columns in self.columns
+        ]
+        return _Pool.apply(parts, batch.num_rows, sum(self.dims), *sources)  # type: ignore[no-untyped-call]
 
 
-def _bags(batch: Coalesced, feature: str, mean: bool) -> Bags | None:
+def _bags(
+    batch: Coalesced, feature: str, mean: bool
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:
+    """Return the row of each id, the start of each bag, and weights that include the means."""
     lengths, index = batch.lengths[feature].long(), batch.inverse.get(feature)
     share = lengths.clamp(min=1).float().reciprocal() if mean else None
     if index is None:
         if share is None:
             return None
-        rows = torch.arange(len(lengths) + 1, device=lengths.device)
-        return Bags(rows[:-1], rows, share)
+        rows = np.arange(len(lengths) + 1)
+        return rows[:-1], rows, _array(share)
     weights = batch.weights.get(feature)
     if share is not None:
         weights = share.repeat_interleave(lengths, output_size=len(index))
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return Bags(index, offsets, weights)
+    no_weights = np.empty(0, np.float32)
+    return _array(index), _array(offsets), no_weights if weights is None else _array(weights)
 
 
 class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
