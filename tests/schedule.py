@@ -70,7 +70,6 @@ SLOW = (
     "training/test_evaluation.py::test_every_row_is_scored_once",
     "training/test_pipeline_plugin.py",
     # What takes seconds and seldom breaks alone.
-    "test_internals.py::test_they_are_listed",
     "distributed/test_byte_counter.py::test_a_train_pipeline",
     "distributed/test_managed_collision.py",
     "recd_plugin_flexshard/tests/test_plan.py::test_more_memory",

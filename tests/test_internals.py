@@ -1,57 +1,106 @@
-"""Names of other packages without a public form: listed, used, there, and told of in the docs."""
+"""Private names of torch, TorchRec and FBGEMM that this project uses exist in their sources."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.internals_scan import problems
-
-from recd_plugins.compat.torchrec_internals import INTERNALS
-from recd_plugins.config.manager import PluginManager
-from recd_plugins.runtime.versions import Internal
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [
     ROOT / "src/recd_plugins",
     *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")),
 ]
+_BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
+#: Packages and modules of the standard library whose private names are used.
+_OTHERS = ("torch", "torchrec", "fbgemm_gpu", "fsspec", "multiprocessing", "os", "sys", "typing")
+#: Names in compiled code and in optional packages.
+_NOT_IN_SOURCES = frozenset({"_PARTITION_EOF", "_internal_kv_del", "_internal_kv_put", "_internal"})
 
 
-@pytest.fixture(scope="module")
-def listed() -> dict[str, list[Internal]]:
-    """By package: the framework's, and what plugins register."""
-    found = {"recd_plugins": list(INTERNALS)}
+def missing(folder: Path) -> list[str]:
+    """Return the private names that neither this package nor a package in ``_OTHERS`` has."""
+    files = {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.rglob("*.py"))
+        if "tests" not in path.relative_to(folder).parts
+    }
+    own = {name for tree in files.values() for name in _defined(tree)}
+    known = own | _private_names() | _NOT_IN_SOURCES
+    return [
+        f"{path.relative_to(folder.parent)}:{line}: no installed package has {name}"
+        for path, tree in files.items()
+        for name, line in _used(tree)
+        if re.match(r"_[a-zA-Z]", name) and name not in known
+    ]
 
-    for hooks, origin, _ in PluginManager()._installed_first():
-        own = found.setdefault(origin.split()[0].replace("-", "_"), [])
-        own += [each for returned in hooks.hook.register_internals() for each in returned]
-    return found
+
+@cache
+def _private_names() -> frozenset[str]:
+    found = set[str]()
+    for package in _OTHERS:
+        spec = find_spec(package)
+        assert spec is not None, package
+        folders = [Path(each) for each in spec.submodule_search_locations or ()]
+        sources = [path for folder in folders for path in folder.rglob("*.py*")]
+        for path in sources or [Path(str(spec.origin))]:
+            if path.suffix in (".py", ".pyi"):
+                found.update(re.findall(r"\b_\w+", path.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def _used(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield attributes, imported names and names given to ``getattr`` and the like, with lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name):
+                yield name, node.lineno
+            case ast.ImportFrom(module=module, names=names):
+                if not (module or "").startswith("recd_plugin"):
+                    for each in [*(module or "").split("."), *(alias.name for alias in names)]:
+                        yield each, node.lineno
+            case ast.Call(func=ast.Name(id=function), args=[_, *rest]) if function in _BY_NAME:
+                for given in rest:
+                    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                        yield given.value, node.lineno
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name(id="vars")), slice=ast.Constant(value=str(name))
+            ):
+                yield name, node.lineno
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_they_are_listed_and_used(folder: Path, listed: dict[str, list[Internal]]) -> None:
-    assert problems(folder, listed.get(folder.name, [])) == []
-
-
-def test_the_installed_versions_have_them(listed: dict[str, list[Internal]]) -> None:
-    missing = [m for internals in listed.values() for each in internals for m in each.missing()]
-    assert missing == []
+def test_the_installed_versions_have_them(folder: Path) -> None:
+    assert missing(folder) == []
 
 
 SOURCE = """
-from torch._C import _autograd
+from torch._C import _autograd, _gone
 from torch import nn
-import torch as t
 
 class Ours(nn.Module):
     _mine = 1
 
     def forward(self, kernel):
-        self._kept = kernel._local_rows, kernel._kept, getattr(kernel, "_optim", None)
-        self._own_method(super()._bootstrap)
-        return t._C, vars(t)["_jit"]
+        self._kept = kernel._local_rows, kernel._kept, getattr(kernel, "_gone_rows", None)
+        self._own_method(super()._gone_bootstrap)
+        return vars(nn)["_gone_jit"]
 
     def _own_method(self): ...
 """
@@ -60,29 +109,7 @@ class Ours(nn.Module):
 def test_what_the_scan_sees(tmp_path: Path) -> None:
     (tmp_path / "acme").mkdir()
     (tmp_path / "acme/plugin.py").write_text(SOURCE, encoding="utf-8")
-    found = problems(tmp_path / "acme", [Internal("torch", ("_C", "_gone"), "acme")])
-    assert found == [
-        f"acme/plugin.py:{line}: {name} is another package's and not listed"
-        for line, name in [
-            (2, "_autograd"),
-            (10, "_local_rows"),
-            (10, "_optim"),
-            (11, "_bootstrap"),
-            (12, "_jit"),
-        ]
-    ] + ["torch _gone is listed and not used"]
-
-
-@pytest.mark.parametrize(
-    ("internal", "what"),
-    [
-        (Internal("torch.gone", ("_x",), "a test"), "torch.gone"),
-        (Internal("torch.nn", ("_x",), "a test"), "torch.nn._x"),
-        (Internal("torch.nn:Module", ("_buffers", "_x"), "a test"), "Module._x"),
-        (Internal("torch.nn.functional:relu", ("_x",), "a test"), "relu._x"),
-    ],
-)
-def test_what_is_missing(internal: Internal, what: str) -> None:
-    assert list(internal.missing()) == [
-        f"torch {version('torch')} lacks {what}, which a test needs"
-    ]
+    gone = {2: "_gone", 9: "_gone_rows", 10: "_gone_bootstrap", 11: "_gone_jit"}
+    assert set(missing(tmp_path / "acme")) == {
+        f"acme/plugin.py:{line}: no installed package has {name}" for line, name in gone.items()
+    }

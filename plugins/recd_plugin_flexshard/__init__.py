@@ -10,7 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Internal, Sharding, plan_modes
+    from recd_plugins.api import Sharding, plan_modes
 
 REQUIRES_API = 2
 
@@ -34,10 +34,3 @@ def register_commands(cli: click.Group) -> None:
     from recd_plugin_flexshard.commands import simulate
 
     cli.add_command(simulate)
-
-
-@hookimpl
-def register_internals() -> Sequence[Internal]:
-    from recd_plugin_flexshard.internals import INTERNALS
-
-    return INTERNALS

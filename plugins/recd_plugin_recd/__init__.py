@@ -10,7 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Internal, Plugin
+    from recd_plugins.api import Plugin
 
 REQUIRES_API = 2
 
@@ -56,14 +56,3 @@ def register_starts() -> Sequence[click.Command]:
     from recd_plugin_recd.models import STARTS
 
     return STARTS
-
-
-@hookimpl
-def register_internals() -> Sequence[Internal]:
-    from recd_plugins.api import Internal
-
-    return [
-        Internal("torch", ("_check",), "exporting models with attention pooling"),
-        Internal("torch.ops:aten", ("_efficient_attention_forward",), "attention pooling on CUDA"),
-        Internal("confluent_kafka:KafkaError", ("_PARTITION_EOF",), "reading a topic to its end"),
-    ]

@@ -10,7 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Internal, RunReport
+    from recd_plugins.api import RunReport
 
 REQUIRES_API = 4
 
@@ -30,10 +30,3 @@ def register_reports() -> Sequence[type[RunReport]]:
     from recd_plugin_runs.commands import RunPage
 
     return [RunPage]
-
-
-@hookimpl
-def register_internals() -> Sequence[Internal]:
-    from recd_plugins.api import Internal
-
-    return [Internal("torch", ("_assert_async",), "checking lengths in exported models")]

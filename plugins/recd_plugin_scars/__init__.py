@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from recd_plugins.api import Cache, Dataset, hookimpl, plan_modes
-
-if TYPE_CHECKING:
-    from recd_plugins.api import Internal
 
 REQUIRES_API = 2
 
@@ -32,10 +28,3 @@ def register_plans() -> Sequence[type[plan_modes.PlanMode]]:
     from recd_plugin_scars.plan_cache import CachePlanMode
 
     return [CachePlanMode]
-
-
-@hookimpl
-def register_internals() -> Sequence[Internal]:
-    from recd_plugin_scars.internals import INTERNALS
-
-    return INTERNALS

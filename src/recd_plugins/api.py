@@ -130,7 +130,6 @@ if TYPE_CHECKING:
         RecdError,
         SetupError,
     )
-    from recd_plugins.runtime.versions import Internal
     from recd_plugins.sharding import batch_form as batch_forms
     from recd_plugins.sharding.coalesced.input_dist import unique_ids
     from recd_plugins.sharding.exact_modules import (

@@ -22,7 +22,6 @@ from recd_plugins.runtime.versions import (
     fbgemm_has_cuda,
     installed_set,
     mismatch,
-    one_of_the_sets,
 )
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
@@ -115,10 +114,7 @@ def examine(plugins_dir: Path | None) -> Iterator[Check]:
             yield check()
         except Exception as error:
             yield Check(name, "failed", f"{type(error).__name__}: {error}", remedy)
-    plugins = _plugins(plugins_dir)
-    if plugins.status == "ok":
-        yield _internals(plugins_dir)
-    yield plugins
+    yield _plugins(plugins_dir)
 
 
 def _versions() -> Check:
@@ -177,16 +173,3 @@ def _plugins(plugins_dir: Path | None) -> Check:
     return Check(
         "plugins", "ok", f"{number} plugins from {', '.join(manager.origins) or 'nowhere'}"
     )
-
-
-def _internals(plugins_dir: Path | None) -> Check:
-    from recd_plugins.compat.torchrec_internals import INTERNALS
-
-    try:
-        internals = [*INTERNALS, *PluginManager(plugins_dir).items("register_internals")]
-    except PluginError as error:
-        return Check("internals", "failed", str(error), _FIX)
-    missing = [message for internal in internals for message in internal.missing()]
-    if missing:
-        return Check("internals", "failed", "; ".join(dict.fromkeys(missing)), one_of_the_sets())
-    return Check("internals", "ok", "TorchRec internals: as expected")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Preprocessing,
         Sharding,
     )
-    from recd_plugins.runtime.versions import Internal
 
 hookspec = pluggy.HookspecMarker("recd_plugins")
 hookimpl = pluggy.HookimplMarker("recd_plugins")
@@ -96,8 +95,3 @@ def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
 @hookspec
 def register_reports() -> Sequence[type]:  # type: ignore[empty-body]
     """Return ``RunReport`` classes, which write report files of ``recd run``."""
-
-
-@hookspec
-def register_internals() -> Sequence[Internal]:  # type: ignore[empty-body]
-    """Return private names of other packages that ``recd doctor`` checks for existence."""
