@@ -131,7 +131,8 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         results = [gradients.new_zeros(size) for size in ctx.sizes]
         flats, given = [result.numpy() for result in results], _array(gradients)
-        for part in ctx.parts:
+        parts: Sequence[_Part] = ctx.parts
+        for part in parts:
             rows, column, dim = part.rows(flats), part.columns.column, part.columns.dim
             if part.bags is not None and part.inverse is not None:
                 bags = np.zeros((len(part.bags[1]) - 1, dim), given.dtype)
