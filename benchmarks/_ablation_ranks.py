@@ -295,7 +295,7 @@ def _mark(pooling: SequencePooling) -> None:
     """Add a profiler range around the forward pass of sequence pooling."""
     forward = pooling.forward
 
-    def marked(*args: Any, **kwargs: Any) -> Tensor:
+    def marked(*args: Any, **kwargs: Any) -> Any:
         with record_function(_POOLING):
             return forward(*args, **kwargs)
 

@@ -440,6 +440,11 @@ class ModelSpec(Spec):
         description="Rows that pooling plugins process. all restores duplicate rows before "
         "pooling, to measure how much time deduplication saves. Results do not change.",
     )
+    user_rows: Literal["unique", "all"] = Field(
+        default="unique",
+        description="Rows for which layers of user features are computed: unique once per request, "
+        "all for each row. Results differ only by rounding errors.",
+    )
 
     @field_validator("cross_net", "cross_layers", "low_rank_dim")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.model.cuda_graph import GraphedLoss
-from recd_plugins.model.sequence_pooling import SequencePooling
+from recd_plugins.model.sequence_pooling import PooledSides, SequencePooling
+from recd_plugins.model.user_split import RequestRowsOfBatch, UserSplit
+from recd_plugins.sparse.request_rows import RequestRows
 
 
 class DotInteraction(nn.Module):
@@ -128,6 +131,10 @@ class DLRM(nn.Module):
             configs = [EmbeddingConfig(**each) for each in _tables(spec, names)]
             self.sequences = EmbeddingCollection(tables=configs)
             self.sequence_pooling = SequencePooling(names, spec.embedding_dim, spec.pool_rows)
+        features = placement.pooled + placement.replicated + placement.sequence
+        self.request_rows = RequestRowsOfBatch(
+            features if spec.user_rows == "unique" else (), num_dense
+        )
         self.top = _Top(spec, num_dense, placement, bag_order)
         self.top.graphed = GraphedLoss() if cuda_graphs else None
 
@@ -143,6 +150,7 @@ class DLRM(nn.Module):
             if self.replicated_bags is None
             else self.replicated_bags(batch.replicated_features)
         )
+        request = self.request_rows(batch)
         pooled = None
         if self.sequences is not None and self.sequence_pooling is not None:
             embeddings: dict[str, JaggedTensor] = self.sequences(batch.sequence_features)
@@ -155,8 +163,10 @@ class DLRM(nn.Module):
                 for name in self.sequence_pooling.targets
                 if name in features and tensor is not None
             }
-            pooled = self.sequence_pooling(embeddings, batch, targets)
-        loss, logits = self.top(batch.dense_features, batch.labels, bags, replicated, pooled)
+            pooled = self.sequence_pooling(embeddings, batch, targets, request)
+        loss, logits = self.top(
+            batch.dense_features, batch.labels, bags, replicated, pooled, request
+        )
         return loss, (loss.detach(), logits, batch.labels)
 
 
@@ -182,6 +192,8 @@ class _Top(nn.Module):
         self.bias = None if num_dense else nn.Parameter(torch.zeros(dim))
         self.interaction = interaction_of(spec, num_sparse + 1)
         self.over_arch = OverArch(self.interaction.out_features, [*spec.top_mlp, 1])
+        self._sizes = (*bag_order, *placement.sequence), num_dense, dim
+        self._splits: dict[object, UserSplit] = {}
 
     def forward(
         self,
@@ -189,9 +201,17 @@ class _Top(nn.Module):
         labels: Tensor,
         bags: KeyedTensor | None,
         replicated: KeyedTensor | None,
-        pooled: Tensor | None,
+        pooled: Tensor | PooledSides | None,
+        request: RequestRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the scalar mean loss and the detached logits ``[B]``."""
+        """Return the scalar mean loss and the detached logits ``[B]``.
+
+        With ``request``, user layers are computed once per request row.
+        """
+        if request is not None:
+            assert not isinstance(pooled, Tensor)
+            return self._split(dense, labels, (bags, replicated), pooled, request)
+        assert not isinstance(pooled, PooledSides)
         vectors = []
         if bags is not None:
             vectors.append(_in_order(bags, self.placement.pooled))
@@ -216,6 +236,45 @@ class _Top(nn.Module):
             dense_vector, torch.cat([dense_vector.unsqueeze(1), *bags], dim=1)
         )
         logits: Tensor = self.over_arch(interactions).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, labels), logits.detach()
+
+    def _split(
+        self,
+        dense: Tensor,
+        labels: Tensor,
+        tables: Sequence[KeyedTensor | None],
+        pooled: PooledSides | None,
+        request: RequestRows,
+    ) -> tuple[Tensor, Tensor]:
+        bags = [each for each in tables if each is not None]
+        columns = request.features, request.dense_columns
+        key = (*(tuple(each.keys()) for each in bags), *columns, dense.device)
+        split = self._splits.get(key)
+        if split is None:
+            split = self._splits[key] = UserSplit(*self._sizes, request, bags, pooled)
+        user, rows = split.vectors(request, bags, pooled)
+        layers = partial(self._split_loss, split, len(user))
+        inputs = dense, labels, request.inverse, request.first_rows, *user, *rows
+        if self.graphed is None or not self.training:
+            return layers(*inputs)
+        return split.graphed(self, layers, *inputs)
+
+    def _split_loss(
+        self,
+        split: UserSplit,
+        num_user: int,
+        dense: Tensor,
+        labels: Tensor,
+        inverse: Tensor,
+        first_rows: Tensor,
+        *vectors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        request = RequestRows(inverse, first_rows, ())
+        crossnet = getattr(self.interaction, "crossnet", None)
+        dense_arch = self.dense_arch if self.bias is None else self.bias
+        user, rows = vectors[:num_user], vectors[num_user:]
+        logits = split.logits(request, dense, user, rows, dense_arch, crossnet, self.over_arch)
+        logits = logits.squeeze(1)
         return F.binary_cross_entropy_with_logits(logits, labels), logits.detach()
 
 

@@ -18,10 +18,24 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
 from recd_plugins.sparse.jagged import MeasuredRows
+from recd_plugins.sparse.request_rows import RequestRows
 
 logger = logging.getLogger(__name__)
 
 PoolRows = Literal["unique", "all"]
+
+
+@dataclass(frozen=True)
+class PooledSides:
+    """Pooled vectors of user features ``[U, F_user, D]`` and of other features ``[B, F, D]``.
+
+    Vectors of a side without features are None.
+    """
+
+    user_features: tuple[str, ...]
+    user: Tensor | None
+    row_features: tuple[str, ...]
+    rows: Tensor | None
 
 
 class SequencePooling(nn.Module):
@@ -68,7 +82,8 @@ class SequencePooling(nn.Module):
         embeddings: dict[str, JaggedTensor],
         batch: ModelInput,
         targets: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+        request: RequestRows | None = None,
+    ) -> Tensor | PooledSides:
         """Pool all features for all rows.
 
         Args:
@@ -76,37 +91,69 @@ class SequencePooling(nn.Module):
             batch: input of the model; its ``inverse_lookup`` maps rows to unique rows per feature.
             targets: dict from each name in the property ``targets`` to its vectors ``[B,
                 embedding_dim]``.
+            request: returns the vectors of user features for these request rows only.
 
         Returns:
-            ``[B, num_features, embedding_dim]``.
+            ``[B, num_features, embedding_dim]``, or with ``request`` a ``PooledSides``.
 
         Raises:
             RecdError: the vectors of a target are missing.
         """
-        groups = self._groups(embeddings, batch)
+        user = self._user_features(request)
+        groups = self._groups(embeddings, batch, request, user)
         entries = _by_plugin(groups)
         pooled = [vectors for entry in entries for vectors in self._pooled(entry)]
         first = [group for entry in entries for group in entry]
+        rows = tuple(name for name in self.features if name not in user)
+        sizes = {user: 0 if request is None else request.num_rows, rows: batch.labels.shape[0]}
+        whole, vectors = dict[tuple[str, ...], Tensor](), dict[str, Tensor]()
         if pooled and pooled[0].device.type == "cuda":
-            names = {name for group in first for name in group.features}
-            order = [name for name in self.features if name in names]
-            gathered = _gathered(order, first, pooled, batch.labels.shape[0])
-            if len(order) == len(self.features):
-                return gathered
-            vectors = dict(zip(order, gathered.unbind(1), strict=True))
+            for side, size in sizes.items():
+                order = [name for name in side if any(name in each.features for each in first)]
+                if order:
+                    gathered = _gathered(order, first, pooled, size)
+                    vectors |= zip(order, gathered.unbind(1), strict=True)
+                    if len(order) == len(side):
+                        whole[side] = gathered
         else:
-            vectors = {}
             for group, unique in zip(first, pooled, strict=True):
                 every = unique if group.inverse is None else index_select(unique, group.inverse)
                 vectors |= group.each(every)
         known = {**(targets or {}), **vectors}
+        if request is not None:
+            known |= {name: request.expand(known[name]) for name in self._user_targets(user)}
         for group in groups:
             if isinstance(group.plugin, TargetPooling):
                 vectors |= group.each(self._seen_by_target(group, group.plugin, known))
-        return torch.stack([vectors[feature] for feature in self.features], dim=1)
+        for side in sizes:
+            if side and side not in whole:
+                whole[side] = torch.stack([vectors[feature] for feature in side], dim=1)
+        if request is None:
+            return whole[rows]
+        return PooledSides(user, whole.get(user), rows, whole.get(rows))
 
-    def _groups(self, embeddings: dict[str, JaggedTensor], batch: ModelInput) -> list[_Group]:
-        groups: dict[tuple[int, int], _Group] = {}
+    def _user_features(self, request: RequestRows | None) -> tuple[str, ...]:
+        """Return the user features of ``request`` that no pooling plugin compares to a target."""
+        return tuple(
+            name
+            for name in self.features
+            if request is not None
+            and name in request.features
+            and not isinstance(self.pooled_by[name], TargetPooling)
+        )
+
+    def _user_targets(self, user: Sequence[str]) -> set[str]:
+        return {plugin.target for plugin in self._target_poolings()}.intersection(user)
+
+    def _groups(
+        self,
+        embeddings: dict[str, JaggedTensor],
+        batch: ModelInput,
+        request: RequestRows | None,
+        user: Sequence[str],
+    ) -> list[_Group]:
+        groups: dict[tuple[int, int, bool], _Group] = {}
+        of_request: dict[int, Tensor] = {}
         for feature in self.features:
             plugin, inverse = self.pooled_by[feature], batch.inverse_lookup.get(feature)
             on_cuda = embeddings[feature].values().device.type == "cuda"
@@ -117,9 +164,15 @@ class SequencePooling(nn.Module):
                 every = jagged_index_select(rows, inverse)
                 longest = batch.longest.get(feature)
                 rows, inverse = MeasuredRows(every.values(), every.lengths(), longest), None
+            if request is not None and feature in user:
+                if id(inverse) not in of_request:
+                    first = request.first_rows
+                    of_request[id(inverse)] = first if inverse is None else inverse[first]
+                inverse = of_request[id(inverse)]
             merged = on_cuda and not isinstance(plugin, TargetPooling)
             alike = -rows.lengths().numel() if merged else id(inverse)
-            group = groups.setdefault((id(plugin), alike), _Group(plugin, inverse))
+            side = feature in user
+            group = groups.setdefault((id(plugin), alike, side), _Group(plugin, inverse))
             group.add(feature, self.poolings[_key(feature)], rows, inverse)
         return list(groups.values())
 

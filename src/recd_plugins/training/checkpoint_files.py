@@ -37,7 +37,15 @@ Number = Annotated[int, Field(ge=0, le=2**53)]
 FURTHER, OBSERVERS = "further", "observers"
 #: Fields that a resumed run may change, because they do not affect results.
 FREE = (
-    *("sharding", "cache", "ingestion", "versions", "model.pool_rows", OBSERVERS),
+    *(
+        "sharding",
+        "cache",
+        "ingestion",
+        "versions",
+        "model.pool_rows",
+        "model.user_rows",
+        OBSERVERS,
+    ),
     # Former options of datasets, in early checkpoints. The data is compared by its content.
     *(
         f"dataset.options.{name}"

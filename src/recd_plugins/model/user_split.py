@@ -1,0 +1,310 @@
+"""Layers of the built-in models, computed once per request row for user features.
+
+A linear layer over user and candidate inputs is split into ``W_user u + W_candidate c``. The first
+product, and dot products of two user vectors, are computed for U request rows instead of B batch
+rows. The order of sums differs from the unsplit layers, so results differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torchrec.models.dlrm import DenseArch, OverArch
+from torchrec.modules.crossnet import LowRankCrossNet, VectorCrossNet
+from torchrec.modules.mlp import MLP
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.model.cuda_graph import GraphedLoss
+from recd_plugins.model.sequence_pooling import PooledSides
+from recd_plugins.sparse.request_rows import RequestRows
+
+# With fewer batch rows per request row, or fewer user vectors, gathers cost more than is saved.
+_MIN_ROWS_PER_REQUEST_ROW = 2
+_MIN_USER_VECTORS = 2
+# The same for the number of dense user features, if there are dense candidate features too.
+_MIN_DENSE_COLUMNS = 8
+# CUDA graphs need equal shapes in each step, so U is padded to a multiple of B / 32. The padding
+# costs at most 3 % of the layers of batch rows.
+_NUM_BUCKETS = 32
+
+
+class RequestRowsOfBatch(nn.Module):
+    """Decides per batch whether user layers are computed once per request row.
+
+    This is a module because FX tracing calls modules instead of tracing them.
+
+    Args:
+        features: the interacting features.
+        num_dense: number of dense features.
+    """
+
+    def __init__(self, features: Sequence[str], num_dense: int) -> None:
+        super().__init__()
+        self.features, self.num_dense = frozenset(features), num_dense
+
+    def forward(self, batch: ModelInput) -> RequestRows | None:
+        """Return the request rows of ``batch``, or None to compute all layers per batch row."""
+        request, num_rows = batch.request, batch.labels.shape[0]
+        if request is None or num_rows < _MIN_ROWS_PER_REQUEST_ROW * request.num_rows:
+            return None
+        num_user_vectors = len(self.features.intersection(request.features))
+        num_user_vectors += len(request.dense_columns) == self.num_dense
+        if num_user_vectors < _MIN_USER_VECTORS:
+            return None
+        return padded(request) if request.inverse.is_cuda else request
+
+
+def padded(request: RequestRows) -> RequestRows:
+    """Add request rows that no batch row uses, so that U is a multiple of B / 32."""
+    padding = -request.num_rows % -(-request.inverse.shape[0] // _NUM_BUCKETS)
+    return replace(request, first_rows=F.pad(request.first_rows, (0, padding)))
+
+
+class UserSplit:
+    """The split layers of a model, for one choice of user features.
+
+    Args:
+        names: the interacting features, in the order of the unsplit interaction. The vector of the
+            dense features comes before them.
+        num_dense: number of dense features.
+        dim: length D of a vector.
+        request: names the user features.
+        bags: pooled embeddings, of which only the keys are used.
+        pooled: pooled sequences, of which only the names of the features are used.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        num_dense: int,
+        dim: int,
+        request: RequestRows,
+        bags: Sequence[KeyedTensor],
+        pooled: PooledSides | None,
+    ) -> None:
+        self.graphed = GraphedLoss()
+        self._features, self._dense_columns = request.features, request.dense_columns
+        device = request.inverse.device
+
+        def index(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        position = {name: n for n, name in enumerate(names, start=1)}
+        user: list[int] = []
+        rows: list[int] = []
+        self._dense_of_user = len(request.dense_columns) == num_dense
+        (user if self._dense_of_user else rows).append(0)
+        self._sides_of_bags = []
+        for keys in (tensor.keys() for tensor in bags):
+            of_user = [n for n, key in enumerate(keys) if key in request.features]
+            of_rows = [n for n, key in enumerate(keys) if key not in request.features]
+            self._sides_of_bags.append((index(of_user), index(of_rows)))
+            user += [position[keys[n]] for n in of_user]
+            rows += [position[keys[n]] for n in of_rows]
+        if pooled is not None:
+            user += [position[name] for name in pooled.user_features]
+            rows += [position[name] for name in pooled.row_features]
+        self._dense_sides: tuple[Tensor, Tensor] | None = None
+        if _MIN_DENSE_COLUMNS <= len(request.dense_columns) < num_dense:
+            others = [n for n in range(num_dense) if n not in request.dense_columns]
+            self._dense_sides = index(request.dense_columns), index(others)
+        # Positions and columns of the cross network's input, [B, n * D].
+        self._order = index(user + rows).argsort()
+        scalars = torch.arange((len(names) + 1) * dim, device=device).view(-1, dim)
+        self._user_scalars = scalars[index(user)].flatten()
+        self._row_scalars = scalars[index(rows)].flatten()
+        # Columns of the input of the top MLP after dot products, [B, D + n * (n - 1) / 2].
+        num_vectors = len(user) + len(rows)
+        column = torch.zeros(num_vectors, num_vectors, dtype=torch.int64, device=device)
+        first, second = torch.triu_indices(num_vectors, num_vectors, offset=1, device=device)
+        column[first, second] = column[second, first] = dim + torch.arange(
+            len(first), device=device
+        )
+        self._user_pairs, user_columns = _pairs(column, index(user))
+        self._row_pairs, row_columns = _pairs(column, index(rows))
+        dense = torch.arange(dim, device=device)
+        mixed = column[index(rows)][:, index(user)].flatten()
+        self._user_columns = torch.cat([dense[: dim * self._dense_of_user], user_columns])
+        self._row_columns = torch.cat([dense[dim * self._dense_of_user :], mixed, row_columns])
+
+    def vectors(
+        self, request: RequestRows, bags: Sequence[KeyedTensor], pooled: PooledSides | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return tensors of vectors of request rows ``[U, F, D]``, and of batch rows ``[B, F, D]``.
+
+        A side without vectors has a tensor of shape ``[U, 0, D]`` or ``[B, 0, D]``.
+        """
+        user: list[Tensor] = []
+        rows: list[Tensor] = []
+        for tensor, sides in zip(bags, self._sides_of_bags, strict=True):
+            values = tensor.values().unflatten(1, (len(tensor.keys()), -1))
+            found = _TakeSides.apply(values, request.first_rows, *sides)  # type: ignore[no-untyped-call]
+            user.append(found[0])
+            rows.append(found[1])
+        if pooled is not None:
+            user += [] if pooled.user is None else [pooled.user]
+            rows += [] if pooled.rows is None else [pooled.rows]
+        return user, rows
+
+    def logits(
+        self,
+        request: RequestRows,
+        dense: Tensor,
+        user: Sequence[Tensor],
+        rows: Sequence[Tensor],
+        dense_arch: DenseArch | Tensor,
+        crossnet: nn.Module | None,
+        over_arch: OverArch,
+    ) -> Tensor:
+        """Return the logits ``[B, 1]``.
+
+        Args:
+            request: the request rows of the batch.
+            dense: ``[B, num_dense]``.
+            user, rows: results of ``vectors``.
+            dense_arch: the bottom MLP; without dense features, its constant output ``[D]``.
+            crossnet: the cross network; None for dot products.
+            over_arch: the top MLP.
+        """
+        vector = self._dense_vector(request, dense, dense_arch)
+        of_dense = [vector.unsqueeze(1)]
+        if self._dense_of_user:
+            user = [*of_dense, *user]
+        else:
+            rows = [*of_dense, *rows]
+        of_user = _cat(user, request.num_rows, vector)
+        of_rows = _cat(rows, dense.shape[0], vector)
+        logits: Tensor
+        if crossnet is None:
+            mlp, last = over_arch.model
+            logits = last(_run_mlp(mlp, self._dot_products(request, vector, of_user, of_rows)))
+        else:
+            x = torch.cat([request.expand(of_user), of_rows], dim=1).index_select(1, self._order)
+            sides = of_user.flatten(1), of_rows.flatten(1)
+            split = _SplitInput(request, *sides, self._user_scalars, self._row_scalars)
+            logits = over_arch(_crossed(crossnet, x.flatten(1), split))
+        return logits
+
+    def _dense_vector(
+        self, request: RequestRows, dense: Tensor, dense_arch: DenseArch | Tensor
+    ) -> Tensor:
+        """Return ``[U, D]`` if all dense features are user features, otherwise ``[B, D]``."""
+        if isinstance(dense_arch, Tensor):
+            return dense_arch.expand(request.num_rows, -1)
+        if self._dense_of_user:
+            return dense_arch(request.select(dense))
+        if self._dense_sides is None:
+            return dense_arch(dense)
+        of_user, of_rows = self._dense_sides
+        user = request.select(dense).index_select(1, of_user)
+        split = _SplitInput(request, user, dense.index_select(1, of_rows), of_user, of_rows)
+        return _run_mlp(dense_arch.model, split)
+
+    def _dot_products(
+        self, request: RequestRows, dense_vector: Tensor, user: Tensor, rows: Tensor
+    ) -> _SplitInput:
+        """Return the dense vector and the dot products of all pairs of vectors."""
+        of_user, of_rows = [], [torch.bmm(rows, request.expand(user).transpose(1, 2)).flatten(1)]
+        if len(self._user_pairs):
+            products = torch.bmm(user, user.transpose(1, 2)).flatten(1)
+            of_user = [products.index_select(1, self._user_pairs)]
+        if len(self._row_pairs):
+            products = torch.bmm(rows, rows.transpose(1, 2)).flatten(1)
+            of_rows.append(products.index_select(1, self._row_pairs))
+        (of_user if self._dense_of_user else of_rows).insert(0, dense_vector)
+        first = torch.cat(of_user, dim=1) if of_user else user.new_empty(len(user), 0)
+        columns = self._user_columns, self._row_columns
+        return _SplitInput(request, first, torch.cat(of_rows, dim=1), *columns)
+
+
+@dataclass(frozen=True, eq=False)
+class _SplitInput:
+    """The input ``[B, K]`` of a linear layer, split into columns of request rows and batch rows.
+
+    Attributes:
+        user: ``[U, K_user]``, the columns ``user_columns`` of the input.
+        rows: ``[B, K_rows]``, the columns ``row_columns`` of the input.
+    """
+
+    request: RequestRows
+    user: Tensor
+    rows: Tensor
+    user_columns: Tensor
+    row_columns: Tensor
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ weight.T + bias`` for the whole input ``x``, ``[B, num_outputs]``."""
+        of_rows = weight.index_select(1, self.row_columns)
+        if not len(self.user_columns):
+            return F.linear(self.rows, of_rows, bias)
+        of_user = F.linear(self.user, weight.index_select(1, self.user_columns), bias)
+        return torch.addmm(self.request.expand(of_user), self.rows, of_rows.t())
+
+
+def _run_mlp(mlp: nn.Module, split: _SplitInput) -> Tensor:
+    """Return the output of a TorchRec ``MLP``, ``[B, num_outputs]``."""
+    assert isinstance(mlp, MLP)
+    first, *others = mlp._mlp
+    x: Tensor = first._activation_fn(split.linear(first._linear.weight, first._linear.bias))
+    for layer in others:
+        x = layer(x)
+    return x
+
+
+def _crossed(crossnet: Any, x_0: Tensor, split: _SplitInput) -> Tensor:
+    """Return the output of a TorchRec cross network for ``x_0`` ``[B, K]``, which equals ``split``.
+
+    Only the first matrix is multiplied once per request row, because later layers mix both sides.
+    """
+    low_rank, vector = (isinstance(crossnet, kind) for kind in (LowRankCrossNet, VectorCrossNet))
+    x = x_0
+    for n in range(crossnet._num_layers):
+        weight = crossnet.V_kernels[n] if low_rank else crossnet.kernels[n]
+        weight = weight.t() if vector else weight
+        product = F.linear(x, weight) if n else split.linear(weight)
+        if low_rank:
+            product = F.linear(product, crossnet.W_kernels[n])
+        bias = crossnet.bias[n].flatten()
+        x = x_0 * product + bias + x if vector else x_0 * (product + bias) + x
+    return x
+
+
+class _TakeSides(torch.autograd.Function):
+    """Takes some vectors of some rows, and other vectors of all rows, with a single gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors: Tensor, first_rows: Tensor, of_user: Tensor, of_rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(first_rows, of_user, of_rows)
+        ctx.shape = vectors.shape
+        user = vectors.index_select(0, first_rows).index_select(1, of_user)
+        return user, vectors.index_select(1, of_rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, user: Tensor, rows: Tensor) -> tuple[Tensor | None, ...]:
+        first_rows, of_user, of_rows = ctx.saved_tensors
+        gradient = rows.new_zeros(ctx.shape).index_copy_(1, of_rows, rows)
+        # The padding of the request rows repeats a row, with gradients of zero.
+        gradient.index_put_((first_rows.unsqueeze(1), of_user), user, accumulate=True)
+        return gradient, None, None, None
+
+
+def _cat(vectors: Sequence[Tensor], num_rows: int, like: Tensor) -> Tensor:
+    """Concatenate tensors ``[num_rows, F, D]`` of vectors; without any, F is 0."""
+    return torch.cat([*vectors], 1) if vectors else like.new_empty(num_rows, 0, like.shape[1])
+
+
+def _pairs(column: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pairs of F vectors in their ``[F * F]`` products, and the ``column`` of each."""
+    num = len(positions)
+    first, second = torch.triu_indices(num, num, offset=1, device=positions.device)
+    return first * num + second, column[positions[first], positions[second]]

@@ -1,0 +1,160 @@
+"""User layers that run once per request row compute the same as layers that run per row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recd_plugins import RunConfig, load_registry
+from recd_plugins.config import ModelSpec
+from recd_plugins.data.lower import lower
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
+from recd_plugins.model import user_split
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.sequence_pooling import put_poolings
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+USER, CANDIDATE = ("user", "country", "region", "seen", "liked"), ("item", "shop", "tags", "rival")
+NAMES = (*USER, *CANDIDATE)
+PLACEMENT = Placement(("item", "user", "country"), ("region", "shop"), ("seen", "liked", "tags"))
+#: Rows of each request. The first and the last one are cut by borders of the batch.
+REQUESTS = (3, 1, 7, 1, 4, 2)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> RunConfig:
+    path = tmp_path / "registry.yaml"
+    path.write_text(
+        "version: 1\n"
+        "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
+        "converter: {use: recd.kjt}\n"
+        "model: {embedding_dim: 4}\n"
+        "pooling:\n"
+        "  - {use: recd.mean, features: ['[!l]*']}\n"
+        "  - {use: recd.din, features: [liked], options: {target: seen}}\n"
+        "training: {batch_size: 8}\n"
+    )
+    return load_registry(path)
+
+
+def request_rows(*sides: Tensor) -> Tensor:
+    """Return ``[B, columns]``: columns of the user, repeated per request, and of candidates."""
+    user, rows = sides
+    return torch.cat([user.repeat_interleave(torch.tensor(REQUESTS), 0), rows], dim=1)
+
+
+def batch(placement: Placement, dense: tuple[int, int], user: tuple[str, ...]) -> ModelInput:
+    num_requests, num_rows = len(REQUESTS), sum(REQUESTS)
+    rows: list[list[Tensor]] = []
+    for name in NAMES:
+        count = num_requests if name in USER else num_rows
+        lists = [torch.randint(0, 9, (int(n),)) for n in torch.randint(0, 4, (count,))]
+        repeats = REQUESTS if name in USER else [1] * num_rows
+        rows.append([ids for ids, times in zip(lists, repeats, strict=True) for _ in range(times)])
+    lengths = torch.tensor([len(ids) for of_feature in rows for ids in of_feature])
+    kjt = KeyedJaggedTensor(list(NAMES), torch.cat([*map(torch.cat, rows)]), lengths=lengths)
+    groups = [("user", "seen"), ("country", "region", "liked")]
+    parts = {name: kjt[name] for name in CANDIDATE}
+    plain = KeyedJaggedTensor(
+        list(parts),
+        torch.cat([each.values() for each in parts.values()]),
+        lengths=torch.cat([each.lengths() for each in parts.values()]),
+    )
+    columns = request_rows(
+        torch.randn(num_requests, dense[0]).double(), torch.randn(num_rows, dense[1]).double()
+    )
+    labels = torch.randint(0, 2, (num_rows,)).double()
+    ikjts = InverseKeyedJaggedTensor.from_kjt(kjt, groups)
+    return lower(Batch(columns, labels, plain, ikjts, (), user, tuple(range(dense[0]))), placement)
+
+
+def in_float64(model: DLRM) -> None:
+    """Compute layers in float64. TorchRec's embedding modules return float32."""
+    model.top.double()
+    if model.sequence_pooling is not None:
+        model.sequence_pooling.double()
+    for module in (model.bags, model.replicated_bags):
+        if module is not None:
+            module.register_forward_hook(
+                lambda _, __, out: KeyedTensor(
+                    out.keys(), out.length_per_key(), out.values().double()
+                )
+            )
+    if model.sequences is not None:
+        model.sequences.register_forward_hook(
+            lambda _, __, out: {
+                name: JaggedTensor(each.values().double(), lengths=each.lengths())
+                for name, each in out.items()
+            }
+        )
+
+
+ARCHITECTURES: list[dict[str, Any]] = [
+    {"top_mlp": [9]},
+    {"architecture": "dcn", "cross_layers": 2, "low_rank_dim": 5},
+    {"architecture": "dcn", "cross_net": "full"},
+    {"architecture": "dcn", "cross_net": "vector"},
+]
+DENSE = [(0, 0), (2, 0), (0, 2), (9, 2), (1, 2)]
+CASES = [
+    *((options, dense, PLACEMENT, USER) for options in ARCHITECTURES for dense in DENSE),
+    (ARCHITECTURES[0], (0, 2), PLACEMENT, ("user", "seen")),  # others of the user's group stay
+    (ARCHITECTURES[0], (3, 0), Placement((), (), ("seen", "liked")), USER),  # no candidates
+    (ARCHITECTURES[1], (2, 1), Placement(("item",), (), ("liked", "seen")), ("liked", "seen")),
+    (ARCHITECTURES[0], (0, 2), Placement(("user", "country")), USER),
+]
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize(("options", "dense", "placement", "user"), CASES)
+def test_loss_and_gradients_are_those_of_layers_per_row(
+    registry: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    dense: tuple[int, int],
+    placement: Placement,
+    user: tuple[str, ...],
+    padding: bool,
+) -> None:
+    used: list[bool] = []
+    logits = user_split.UserSplit.logits
+
+    def counted(*arguments: Any) -> Tensor:
+        used.append(True)
+        return logits(*arguments)
+
+    monkeypatch.setattr(user_split.UserSplit, "logits", counted)
+    if padding:
+        monkeypatch.setattr(user_split, "_NUM_BUCKETS", 2)
+        chosen = user_split.RequestRowsOfBatch.forward
+        monkeypatch.setattr(
+            user_split.RequestRowsOfBatch,
+            "forward",
+            lambda *arguments: (found := chosen(*arguments)) and user_split.padded(found),
+        )
+    found = []
+    for user_rows in ("unique", "all"):
+        torch.manual_seed(0)
+        spec = ModelSpec.model_validate(
+            {"embedding_dim": 4, "num_embeddings": 9, "user_rows": user_rows, **options}
+        )
+        model = DLRM(spec, sum(dense), placement)
+        if placement.sequence:
+            put_poolings(registry, model)
+        in_float64(model)
+        losses = []
+        for _ in range(2):
+            loss, (_, predicted, _) = model(batch(placement, dense, user))
+            loss.backward()
+            losses += [loss.detach(), predicted]
+        gradients = {name: each.grad for name, each in model.named_parameters()}
+        found.append((losses, gradients))
+    assert len(used) == 2
+    of_tables = [{name: each[1].pop(name) for name in [*each[1]] if "t_" in name} for each in found]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+    torch.testing.assert_close(*of_tables, rtol=0, atol=1e-6)
