@@ -21,6 +21,7 @@ def register_plugins() -> Sequence[type[Plugin]]:
     from recd_plugin_recd.interactions import Interactions
     from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
     from recd_plugin_recd.session_parquet import SessionParquet
+    from recd_plugin_recd.whole_requests import WholeRequests
 
     return [
         Interactions,
@@ -36,6 +37,7 @@ def register_plugins() -> Sequence[type[Plugin]]:
         pooling.MeanPooling,
         pooling.SumPooling,
         pooling.TransformerPooling,
+        WholeRequests,
     ]
 
 

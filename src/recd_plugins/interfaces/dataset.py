@@ -282,10 +282,13 @@ class DatasetWrapper(Dataset):
     all columns, unless ``rows_together`` is above 1.
 
     Attributes:
+        uneven_batches: whether batches may have more or fewer rows than ``batch_size``. Training
+            then weights the loss of each rank by its number of rows.
         inner: the wrapped dataset.
         lookups: tables of the prepared model, and the ids that rows look up.
     """
 
+    uneven_batches: ClassVar[bool] = False
     inner: Dataset
     lookups: Lookups
 

@@ -56,6 +56,7 @@ from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
 from recd_plugins.training.result import Result, StallReport
 from recd_plugins.training.sharded_model import Variant, build_sharded_model, resume_choice
+from recd_plugins.training.uneven_batches import weight_losses
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,8 @@ class Trainer:
             registry, job.variant, device, topology=job.topology
         )
         self.dmp, self.registry = parts.dmp, parts.prepared.registry
+        if any(entry.plugin.uneven_batches for entry in self.registry.wrappers):
+            weight_losses(self.dmp)
         self.pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self.loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
         check_fitted_alike(self.registry)

@@ -1,0 +1,151 @@
+"""Dataset wrapper ``recd.whole_requests``: whole requests, equal costs, exact losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugin_recd.whole_requests import WholeRequests
+from recd_plugins.interfaces import Rows
+from recd_plugins.testing.contracts import DatasetContract
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import Job, train
+
+# Three ranks and batches of 12 rows: requests cross batches.
+SIZES = [5, 3, 7, 2, 4, 6, 1, 8, 3, 5, 9, 2, 6, 4, 5, 7, 3, 8, 2, 6, 4, 5, 9, 6]
+
+
+def write_table(path: Path, sizes: list[int], seed: int = 0) -> Path:
+    """One request per size, each with a history of its own; lengths follow Zipf's law."""
+    draw = np.random.default_rng(seed)
+    lengths = np.minimum(draw.zipf(1.5, len(sizes)), 60)
+    histories = [draw.integers(0, 50, length).tolist() for length in lengths]
+    request = np.repeat(np.arange(len(sizes)), sizes)
+    num_rows = len(request)
+    table = pa.table(
+        {
+            "session_id": request,
+            "ts": np.arange(num_rows, dtype=np.float64),
+            "label": draw.integers(0, 2, num_rows).astype(np.int8),
+            "number": np.arange(num_rows, dtype=np.float32) / num_rows,
+            "history": pa.array([histories[n] for n in request], pa.list_(pa.int64())),
+            "item": pa.array(draw.integers(0, 50, (num_rows, 1)).tolist(), pa.list_(pa.int64())),
+        }
+    )
+    pq.write_table(table, path, row_group_size=40)
+    return path
+
+
+def wrapped(path: Path, **options: Any) -> WholeRequests:
+    plugin = WholeRequests(WholeRequests.Options.model_validate(options))
+    made = plugin.over(SessionParquet(SessionParquet.Options(path=path)), None)  # type: ignore[arg-type]
+    made.prepare()
+    return made
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("requests") / "table.parquet", SIZES)
+
+
+class TestContract(DatasetContract):
+    @pytest.fixture
+    def plugin(self, path: Path) -> WholeRequests:
+        return wrapped(path)
+
+
+def read(dataset: WholeRequests, world_size: int, batch_size: int = 12) -> list[list[Any]]:
+    readers = [
+        dataset.session_reader(
+            rank=rank, world_size=world_size, batch_size=batch_size, split="train"
+        )
+        for rank in range(world_size)
+    ]
+    return [list(steps) for steps in zip(*readers, strict=True)]
+
+
+def numbers(batches: Iterable[Rows]) -> list[float]:
+    """The column that is unique to each row."""
+    return [number for rows in batches for number in rows.data["number"].to_pylist()]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_requests_stay_whole_and_ranks_get_equal_costs(path: Path, world_size: int) -> None:
+    dataset = wrapped(path)
+    steps = read(dataset, world_size)
+    batches = [rows for step in steps for rows in step]
+    seen = [set(rows.data["session_id"].to_pylist()) for rows in batches]
+    cut = sum(map(len, seen)) - len(set.union(*seen))
+    # Each rank's stream starts where the stream of another rank ends.
+    assert cut <= world_size - 1
+    if world_size > 1:
+        for step in steps:
+            costs = [float(dataset._cost(rows).sum()) for rows in step]
+            largest = max(
+                float(dataset._cost(rows)[np.asarray(rows.data["session_id"]) == request].sum())
+                for rows in step
+                for request in set(rows.data["session_id"].to_pylist())
+            )
+            assert max(costs) - min(costs) <= largest
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_position_goes_on_with_any_number_of_ranks(path: Path, world_size: int) -> None:
+    dataset = wrapped(path)
+    reader = dataset.reader(rank=0, world_size=2, batch_size=12, split="train")
+    steps = [numbers(rows for rows in step) for step in read(dataset, 2)]
+    batches = iter(reader)
+    next(batches), next(batches)
+    state = reader.state_dict()
+    assert state["carried"], "a request crosses this step's batches"
+    rest: list[float] = []
+    for rank in range(world_size):
+        other = dataset.reader(rank=rank, world_size=world_size, batch_size=12, split="train")
+        other.load_state_dict(state)
+        rest += numbers(other)
+    assert len(rest) == len(set(rest))
+    assert set(steps[0] + steps[1]).isdisjoint(rest)
+    if world_size == 2:
+        assert sorted(rest) == sorted(chain(*steps[2:]))
+
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {path}}}
+  {wrap}
+converter: {{use: recd.ikjt}}
+pooling: [{{use: recd.mean, features: [history]}}]
+model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [8], top_mlp: [8]}}
+training:
+  {{batch_size: 12, learning_rate: 0.1, optimizer: sgd, evaluate: false, epochs: 2}}
+"""
+
+
+def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result]:
+    return [train(rank, world_size, job) for job in jobs]
+
+
+def test_losses_are_those_of_even_batches(tmp_path: Path) -> None:
+    """Requests of four rows end with the batches, so that both runs have equal steps."""
+    table = write_table(tmp_path / "table.parquet", [4] * 36)
+    jobs = []
+    for name, wrap in (("even", ""), ("whole", "wrap: [{use: recd.whole_requests}]")):
+        registry = tmp_path / f"{name}.yaml"
+        registry.write_text(REGISTRY.format(path=table, wrap=wrap), encoding="utf-8")
+        jobs.append(Job(registry))
+    sizes = {len(rows) for step in read(wrapped(table), 3) for rows in step}
+    assert len(sizes) > 1
+    even, whole = run_on_ranks(train_each, 3, jobs)[0]
+    assert whole.losses == pytest.approx(even.losses, abs=1e-6)
+    assert len(whole.losses) == 8
