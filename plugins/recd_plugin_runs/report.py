@@ -21,6 +21,7 @@ from recd_plugins.api import RecdError, html_page, plots, run_folders, run_resul
 
 # Losses that differ by at most this are reported as equal.
 _EQUAL_LOSSES = 1e-5
+_METRIC = "normalized_entropy"  # selects the best run
 _COLORS = [color for color in plots.ALL_COLORS if color != plots.GREY]
 
 
@@ -118,8 +119,15 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     ]
 
 
-def _best_first(runs: Iterable[Run]) -> list[Run]:
-    return sorted(runs, key=lambda run: math.inf if (ne := run.entropy) is None else ne)
+def _best_first(runs: Sequence[Run]) -> list[Run]:
+    values = [math.inf if value is None else value for value in _selecting(runs)[1]]
+    return [runs[i] for i in sorted(range(len(runs)), key=values.__getitem__)]
+
+
+def _selecting(runs: Sequence[Run]) -> tuple[str, list[float | None]]:
+    """Return the split that selects the best run, and the normalized entropy of each run on it."""
+    split = run_lists.selecting_split(_as_listed(runs), _METRIC)
+    return split, [run.metric(_METRIC, split) for run in _as_listed(runs)]
 
 
 def _results_in(path: Path) -> list[Path]:
@@ -148,8 +156,10 @@ def runs_of(report: Any) -> list[Run]:
     settings = run_lists.settings_of(shared.get("registry") or "", given)
     if seeds := report.get("seeds"):
         return _best_first(
-            Run(f"seed {seed}", {**values, **shared}, values, {**settings, "training.seed": seed})
-            for seed, values in seeds.items()
+            [
+                Run(f"seed {n}", {**values, **shared}, values, {**settings, "training.seed": n})
+                for n, values in seeds.items()
+            ]
         )
     return [
         Run(name, {**values, **shared, "rounds": rounds.get(name, {})}, report, settings)
@@ -206,8 +216,9 @@ def page(runs: Sequence[Run]) -> str:
 def findings(runs: Sequence[Run]) -> Iterator[str]:
     """Yield one sentence for each notable result of the runs."""
     first = runs[0]
-    if len({id(run.report) for run in runs}) > 1 and first.entropy is not None:
-        yield f"{first.name} is best: normalized entropy {first.entropy:.5f} on the test split."
+    split, (best, *_) = _selecting(runs)
+    if len({id(run.report) for run in runs}) > 1 and best is not None:
+        yield f"{first.name} is best: normalized entropy {best:.5f} on the {split} split."
         if told := run_lists.other_rows([run.values for run in runs]):
             yield told
     for run in runs[1:]:
@@ -229,7 +240,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         same = run.report is first.report and len(run.losses) == len(first.losses)
         if same and all(each <= _EQUAL_LOSSES for each in apart):
             yield f"Losses of {first.name} and {run.name} agree within {max(apart, default=0):.1e}."
-    yield from (f"{line}." for line in run_lists.seed_lines(_as_listed(runs), "normalized_entropy"))
+    yield from (f"{line}." for line in run_lists.seed_lines(_as_listed(runs), _METRIC))
     alike: dict[str, list[tuple[str, str]]] = {}
     for run in runs:
         for told in _advice(run, run.name if len(runs) > 1 else ""):

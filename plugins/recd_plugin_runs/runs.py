@@ -241,7 +241,8 @@ def groups(
 
 def seed_groups(runs: Sequence[ListedRun]) -> list[tuple[list[ListedRun], str]]:
     """Return groups of runs that differ only in their seed, each with the names of its runs."""
-    found = groups(runs, lambda name: name != "training.seed")
+    distinct = [same[0] for same, _ in groups(runs, lambda _: True)]
+    found = groups(distinct, lambda name: name != "training.seed")
     return [
         each for each in found if len({run.settings.get("training.seed") for run in each[0]}) > 1
     ]

@@ -382,15 +382,18 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert not validation.add(8, measured(math.nan))
     assert validation.stops
     assert str(validation) == (
-        "the best normalized_entropy of the validations was 0.80000, after step 4. Test figures "
+        "the best normalized entropy of the validations was 0.80000, after step 4. Test figures "
         "are those of step 4, and optimistic, because the test split selected this step. For "
         "unbiased figures, add a validation split to the dataset"
     )
     assert validation.stopped == (
-        "stopped early after step 8: normalized_entropy has not improved for 2 validations. Test "
+        "stopped early after step 8: normalized entropy has not improved for 2 validations. Test "
         "metrics and recd predict use step 4"
     )
     assert Validation(spec(patience=2), validation.curve).stops
+    for epoch_steps, overfits in ((3, False), (4, True), (5, False)):
+        longer = Validation(spec(), validation.curve, epoch_steps=epoch_steps)
+        assert ("overfits after the first epoch" in str(longer)) == overfits
     assert Validation(spec(metric="auc"), validation.curve).curve.values == []
     # The last step of an earlier run is validated whenever it comes, and counts for no patience.
     ended = Validation(spec(patience=2))

@@ -228,6 +228,11 @@ def test_seeds_have_a_spread_and_advice_is_said_once(tmp_path: Path) -> None:
     assert best.startswith("seed 1 is best")
     assert spread.endswith("in their seed: normalized entropy 1.20000, standard deviation 0.10000.")
     assert advice.endswith("The same applies to seed 0, seed 2.")
+    for seed, values in seeds.items():
+        figures = {"normalized_entropy": 0.8 - int(seed) / 10}
+        values["validation"] = {"steps": [], "figures": figures}
+    best = next(findings(runs_of(report)))
+    assert best == "seed 2 is best: normalized entropy 0.60000 on the validation split."
     html = page(runs)
     assert "<h1>3 runs</h1>" in html
     assert "<td>0.65000</td><td>0.60000 ± 0.05000</td>" in html

@@ -35,6 +35,7 @@ from recd_plugins.model.build import model_code
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.runtime.rank_agreement import together
+from recd_plugins.runtime.text import metric_words
 from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.progress_bar import progress_bar
@@ -361,7 +362,7 @@ class Validation:
         split: Split = "test",
         epoch_steps: int = 1,
     ) -> None:
-        self._spec, self._step, self.split = spec, step, split
+        self._spec, self._step, self.split, self._epoch_steps = spec, step, split, epoch_steps
         self.every = spec.every or epoch_steps
         self.curve = ValidationCurve(spec.metric, spec.best)
         if before is not None and (before.metric, before.mode) == (spec.metric, spec.best):
@@ -423,7 +424,7 @@ class Validation:
         step = self.curve.steps[-1]
         figures = _figures(measured)
         rows = figures.pop("num_samples")
-        shown = ", ".join(f"{name} {value:.5f}" for name, value in figures.items())
+        shown = ", ".join(f"{metric_words(name)} {value:.5f}" for name, value in figures.items())
         best = "" if self.curve.best is None else f"; best after step {self.curve.best_step}"
         if self.curve.best_step == step:
             best = " (the best so far)"
@@ -435,8 +436,9 @@ class Validation:
         curve = self.curve
         used = f". Test metrics and recd predict use step {curve.best_step}"
         return (
-            f"stopped early after step {curve.steps[-1]}: {curve.metric} has not improved for "
-            f"{curve.stale} validation{'s' * (curve.stale > 1)}{'' if curve.best is None else used}"
+            f"stopped early after step {curve.steps[-1]}: {metric_words(curve.metric)} has not "
+            f"improved for {curve.stale} validation{'s' * (curve.stale > 1)}"
+            f"{'' if curve.best is None else used}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -448,21 +450,27 @@ class Validation:
     def __str__(self) -> str:
         curve = self.curve
         if curve.best is None:
-            best = f"no validation had a finite {curve.metric}"
+            best = f"no validation had a finite {metric_words(curve.metric)}"
         else:
             best = (
-                f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
-                f"after step {curve.best_step}"
+                f"the best {metric_words(curve.metric)} of the validations was "
+                f"{curve.values[curve.best]:.5f}, after step {curve.best_step}"
             )
         if curve.best is None:
             return best
         text = f"{best}. Test figures are those of step {curve.best_step}"
-        if self.split != "test":
-            return text
-        return (
-            f"{text}, and optimistic, because the test split selected this step. For unbiased "
-            "figures, add a validation split to the dataset"
-        )
+        if self.split == "test":
+            text += (
+                ", and optimistic, because the test split selected this step. For unbiased "
+                "figures, add a validation split to the dataset"
+            )
+        is_later = self.curve.steps[-1] >= 2 * self._epoch_steps
+        if is_later and curve.steps[curve.best] <= self._epoch_steps and not self.stops:
+            text += (
+                "\nThe model overfits after the first epoch. Set training.epochs: 1, or set "
+                "training.validation.patience to stop early"
+            )
+        return text
 
 
 def _figures(measured: Measured) -> dict[str, float]:

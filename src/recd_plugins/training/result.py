@@ -220,7 +220,7 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     """Return a dict from figure to (value, unit), read from the output of ``Result.as_json``."""
     found: dict[str, tuple[float | None, str]] = {}
-    validated = (values["validation"] or {}).get("figures")
+    validated = (values.get("validation") or {}).get("figures")
     for split, given in zip(_SPLITS, (values["test"], validated, values["train"]), strict=True):
         quality = dict(given or {})
         if "num_samples" in quality:
