@@ -24,7 +24,7 @@ def test_expand_and_its_gradient() -> None:
     indices = [torch.tensor([4, 0, 0, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([0])]
     indices += [torch.tensor([1, 1])]
     of = [0, 1, 0, 1]
-    outputs = expand(sources, of, indices)
+    outputs = expand(sources, of, indices, [0] * len(of))
     for output, n, index in zip(outputs, of, indices, strict=True):
         assert torch.equal(output, sources[n][index])
     (outputs[0].sin().sum() + 2 * outputs[2].sum()).backward()
@@ -38,17 +38,17 @@ def test_expand_and_its_gradient() -> None:
 def test_expand_without_a_gradient() -> None:
     rows = torch.randn(2, 3, requires_grad=True)
     one = torch.tensor([1])
-    used, unused = expand([rows, rows.detach()], [0, 1], [one, one])
+    used, unused = expand([rows, rows.detach()], [0, 1], [one, one], [0, 0])
     assert used.requires_grad
     assert not unused.requires_grad
-    assert expand([], [], []) == []
+    assert expand([], [], [], []) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_expand_sums_gradients_of_half_precision_in_float32(dtype: torch.dtype) -> None:
     half, whole = torch.ones(2, 3, dtype=dtype).requires_grad_(), torch.rand(2, 3)
     often = torch.zeros(2048, dtype=torch.int64)
-    *outputs, other = expand([half, whole], [0, 0, 1], [often, often, often])
+    *outputs, other = expand([half, whole], [0, 0, 1], [often, often, often], [0, 0, 0])
     assert [each.dtype for each in (*outputs, other)] == [dtype, dtype, torch.float32]
     with SummedTypes() as summed:
         torch.cat(outputs).sum().backward()
@@ -122,8 +122,8 @@ def test_expand_at_once_is_expand() -> None:
     sources = [torch.randn(5, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)]
     indices = [torch.tensor([4, 0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
     for mine, expected in zip(
-        expand_at_once(sources, [0, 0, 1], indices),
-        expand(sources, [0, 0, 1], indices),
+        expand_at_once(sources, [0, 0, 1], [each + 3 for each in indices], [3, 3, 3]),
+        expand(sources, [0, 0, 1], indices, [0, 0, 0]),
         strict=True,
     ):
         assert torch.equal(mine, expected)
@@ -141,9 +141,9 @@ def check(found: Unique, segments: list[list[int]], dtype: torch.dtype) -> None:
     assert found.inverse.dtype == torch.int64
     unique = torch.split(found.ids, found.counts)
     inverse = torch.split(found.inverse, list(map(len, segments)))
-    for ids, distinct, places in zip(segments, unique, inverse, strict=True):
+    for ids, distinct, places, first in zip(segments, unique, inverse, found.first, strict=True):
         assert sorted(distinct.tolist()) == sorted(set(ids))
-        assert distinct[places].tolist() == ids
+        assert distinct[places - first].tolist() == ids
 
 
 def joined(segments: list[list[int]], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
@@ -181,4 +181,4 @@ def test_ids_come_back_on_gpus() -> None:
     segments = [[3, 1, 3], [], [1, 1, -(2**40)]]
     ids, sizes = joined(segments, torch.int64)
     found = unique_ids(ids.cuda(), sizes)
-    check(Unique(found.ids.cpu(), found.counts, found.inverse.cpu()), segments, torch.int64)
+    check(found._replace(ids=found.ids.cpu(), inverse=found.inverse.cpu()), segments, torch.int64)

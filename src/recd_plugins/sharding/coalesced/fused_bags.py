@@ -34,19 +34,28 @@ class BagColumns:
 
 
 def expand_at_once(
-    sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]
+    sources: Sequence[Tensor],
+    of: Sequence[int],
+    indices: Sequence[Tensor],
+    starts: Sequence[int],
 ) -> list[Tensor]:
-    """Return ``sources[of[n]].index_select(0, indices[n])`` for each n, as ``outputs.expand`` does.
+    """Return ``sources[of[n]].index_select(0, indices[n] - starts[n])`` for each n.
 
     All sources have one dtype, width and device.
     """
     first = [0, *accumulate(map(len, sources))]
     sizes = list(map(len, indices))
-    numbers = numbers_on(sources[0].device, [first[n] for n in of], sizes)
-    index = torch.cat(list(indices)) + numbers[0].repeat_interleave(
-        numbers[1], output_size=sum(sizes)
-    )
+    shifts = [first[n] - start for n, start in zip(of, starts, strict=True)]
+    index = _shifted(torch.cat(list(indices)), shifts, sizes)
     return list(torch.split(torch.cat(list(sources)).index_select(0, index), sizes))
+
+
+def _shifted(index: Tensor, shifts: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """Add a number to each segment of ``index``."""
+    if not any(shifts):
+        return index
+    shift, size = numbers_on(index.device, shifts, sizes)
+    return index + shift.repeat_interleave(size, output_size=len(index))
 
 
 def pool_at_once(
@@ -111,27 +120,26 @@ def _pool_group(
     ``first`` has the index in ``rows``, ``[R, D]``, of each feature's first row.
     """
     sent = [batch.inverse[feature] for feature in features if feature in batch.inverse]
-    if not (sent or mean):
-        (first_row,) = numbers_on(rows.device, first)
-    else:
+    if sent or mean:
         lengths = [batch.lengths[feature] for feature in features]
         bags = [0, *accumulate(map(len, lengths))]
         sizes = list(map(len, sent or lengths))
-        first_row, first_bag, size = numbers_on(rows.device, first, bags[:-1], sizes)
+        shifts = [row - batch.first.get(f, 0) for row, f in zip(first, features, strict=True)]
         # Rows that the kernel has pooled are bags of one row, divided by the number of their ids.
         weights = None
         if sent:
-            index, shift = torch.cat(sent), first_row
+            index = torch.cat(sent)
             offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.cat(lengths).long())
             if batch.weights and not mean:
                 weights = torch.cat([batch.weights[feature] for feature in features])
         else:
             offsets = torch.arange(bags[-1] + 1, device=rows.device)
-            index, shift = offsets[:-1], first_row - first_bag
+            index = offsets[:-1]
+            shifts = [row - bag for row, bag in zip(first, bags, strict=False)]
             weights = torch.cat(lengths).clamp(min=1).to(rows.dtype).reciprocal()
         if len(rows):
             rows = F.embedding_bag(
-                index + shift.repeat_interleave(size, output_size=sum(sizes)),
+                _shifted(index, shifts, sizes),
                 rows,
                 offsets,
                 mode="mean" if sent and mean else "sum",
@@ -140,12 +148,12 @@ def _pool_group(
             )
         else:  # embedding_bag refuses this case
             rows = rows.sum() + rows.new_zeros(bags[-1], rows.shape[1])
-        first_row = first_bag
+        first = bags[:-1]
         if not batch.inverse_indices:
             return rows.view(len(features), batch.num_rows, rows.shape[1]).transpose(0, 1)
     if batch.inverse_indices:
         inverse = torch.stack([batch.inverse_indices[feature] for feature in features], dim=1)
     else:
         inverse = torch.arange(batch.num_rows, device=rows.device).unsqueeze(1)
-    places = inverse + first_row
+    places = inverse + numbers_on(rows.device, first)
     return rows.index_select(0, places.flatten()).view(*places.shape, rows.shape[1])

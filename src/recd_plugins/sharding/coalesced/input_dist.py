@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -128,12 +128,14 @@ class Unique(NamedTuple):
     Attributes:
         ids: the distinct ids of each segment; in order of occurrence on CPU, sorted elsewhere.
         counts: number of distinct ids of each segment.
-        inverse: int64 ``[n]``, index of each id among the distinct ids of its segment.
+        inverse: int64 ``[n]``, index of each id among the distinct ids, counted from ``first``.
+        first: index of each segment's first distinct id in ``inverse``: 0 on CPU.
     """
 
     ids: Tensor
     counts: list[int]
     inverse: Tensor
+    first: list[int]
 
 
 def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
@@ -159,7 +161,7 @@ def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
         inverse.numpy(),
         counts,
     )
-    return Unique(unique[: int(counts.sum())], counts.tolist(), inverse)
+    return Unique(unique[: int(counts.sum())], counts.tolist(), inverse, [0] * len(sizes))
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
@@ -169,24 +171,22 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
     are in no table, may count as equal.
     """
     if not len(ids):
-        return Unique(ids, [0] * len(sizes), ids.long())
+        return Unique(ids, [0] * len(sizes), ids.long(), [0] * len(sizes))
     starts, size = [0, *accumulate(sizes)], len(ids)
     rows, lengths = numbers_on(ids.device, [min(n, size - 1) for n in starts], [*sizes, 0])
     segments = torch.repeat_interleave(lengths, output_size=size)
     bits = 62 - len(sizes).bit_length()
     keys = ids if ids.dtype == torch.int32 else ids.clamp(-1 << bits, (1 << bits) - 1)
     keys, order = torch.sort(torch.add(keys, segments, alpha=2 << bits), stable=True)
-    ids, differ = ids.index_select(0, order), keys[1:] != keys[:-1]
-    number = torch.ops.fbgemm.asynchronous_complete_cumsum(differ.long())
-    first = number.index_select(0, rows)
-    inverse = torch.empty_like(order)
-    inverse.scatter_(0, order, number - first.index_select(0, segments))
-    found: list[int] = first.tolist()
+    differ = torch.ne(keys[1:], keys[:-1], out=torch.empty_like(order[1:]))
+    number = torch.ops.fbgemm.asynchronous_complete_cumsum(differ)
+    inverse = torch.empty_like(order).scatter_(0, order, number)
+    found: list[int] = number.index_select(0, rows).tolist()
     # Empty segments at the end have the number of the last row.
     ends = [n if start < size else found[-1] + 1 for n, start in zip(found, starts, strict=True)]
     # A mask as index would wait for the device a second time.
-    unique = ids.new_empty(ends[-1]).scatter_(0, number, ids)
-    return Unique(unique, [end - start for start, end in pairwise(ends)], inverse)
+    unique = ids.new_empty(ends[-1]).scatter_(0, inverse, ids)
+    return Unique(unique, [end - start for start, end in pairwise(ends)], inverse, ends[:-1])
 
 
 def numbers_on(
@@ -210,6 +210,8 @@ class Coalesced:
         weights: dict from coalesced feature to float32 weights; empty if the batch has none.
         inverse_indices: dict from feature to int64 ``[B]``; empty for a plain batch.
         num_rows: B, the number of output rows.
+        first: dict from coalesced feature to the index in ``inverse`` of its table's first row; 0
+            if missing.
     """
 
     inverse: dict[str, Tensor]
@@ -218,6 +220,7 @@ class Coalesced:
     weights: dict[str, Tensor]
     inverse_indices: dict[str, Tensor]
     num_rows: int
+    first: dict[str, int] = field(default_factory=dict)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Record that ``stream`` uses these tensors, as ``Tensor.record_stream`` does."""
@@ -362,6 +365,11 @@ def _coalesce(
         weights={} if weights is None else _by_key(weights, features, names),
         inverse_indices=inverse_indices,
         num_rows=num_rows,
+        first={
+            name: first
+            for group, first in zip(groups.groups, unique.first, strict=True)
+            for name in group
+        },
     )
     num_ids = [*counts.values(), *(per_key[name] for name in groups.others)]
     return batch, unique.ids, num_ids

@@ -49,8 +49,13 @@ class _Part(NamedTuple):
         return flat.reshape(self.num_rows, dim)
 
 
-def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``sources[of[n]].index_select(0, indices[n])`` for each n.
+def expand(
+    sources: Sequence[Tensor],
+    of: Sequence[int],
+    indices: Sequence[Tensor],
+    starts: Sequence[int],
+) -> list[Tensor]:
+    """Return ``sources[of[n]].index_select(0, indices[n] - starts[n])`` for each n.
 
     The backward pass sums gradients per row, in float32 for half precision. On CUDA, the last bits
     may differ from run to run.
@@ -59,17 +64,22 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
         sources: ``[R_i, D]`` each.
         of: index of the source for each tensor of ``indices``.
         indices: int64 ``[n_i]`` each.
+        starts: the index of the first row of each tensor of ``indices``; 0 on CPU.
     """
     if all(_is_on_cpu(each) and each.dtype in _COMPILED for each in sources):
+        assert not any(starts), "on CPU, each table counts from 0"
         return list(_Expand.apply(of, len(sources), *sources, *indices))  # type: ignore[no-untyped-call]
     halves = [source.dtype in HALF_PRECISION for source in sources]
     if any(halves):
         wide = [s.float() if half else s for s, half in zip(sources, halves, strict=True)]
-        rows = expand(wide, of, indices)
+        rows = expand(wide, of, indices, starts)
         return [each.to(sources[n].dtype) for n, each in zip(of, rows, strict=True)]
     if len({(source.dtype, source.shape[1]) for source in sources}) == 1:
-        return expand_at_once(sources, of, indices)
-    return [sources[n].index_select(0, index) for n, index in zip(of, indices, strict=True)]
+        return expand_at_once(sources, of, indices, starts)
+    return [
+        sources[n].index_select(0, index - start)
+        for n, index, start in zip(of, indices, starts, strict=True)
+    ]
 
 
 class _Expand(torch.autograd.Function):
@@ -314,6 +324,7 @@ class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
             [outputs[carrier].values() for carrier in sources],
             [sources.index(carrier) for _, _, carrier in carried],
             [self._batch.inverse[feature] for _, feature, _ in carried],
+            [self._batch.first[feature] for _, feature, _ in carried],
         )
         for (name, feature, _), values in zip(carried, expanded, strict=True):
             outputs[name] = JaggedTensor(
