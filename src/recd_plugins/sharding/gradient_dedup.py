@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 from torchrec.distributed.comm_ops import All2All_Seq_Req_Wait, Request
 from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 
+from recd_plugins.compat.profiler_ranges import record_function
 from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.runtime.rank_agreement import crosses_links, sends_by_gloo
 from recd_plugins.sharding.byte_counter import EXCHANGE_TAG

@@ -13,7 +13,6 @@ from weakref import WeakMethod, finalize
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -38,6 +37,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.compat.lookup_kernels import prefetches
+from recd_plugins.compat.profiler_ranges import record_function, replace_ranges_of_torchrec
 from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.interfaces.model_tables import outermost_sharded
@@ -74,6 +74,7 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
         self, model: nn.Module, optimizer: Optimizer, device: torch.device, **arguments: Any
     ) -> None:
         super().__init__(model, optimizer, device, **arguments)
+        replace_ranges_of_torchrec()
         if device.type == "cpu":
             # TorchRec (1.6 to 1.9) enters CUDA streams here, which initializes CUDA even for CPU
             # training.
