@@ -43,6 +43,7 @@ from recd_plugins.compat.mean_pooling import (
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.compat.row_updates import clipped_tables, why_plain_kernels
+from recd_plugins.compat.vbe_metadata import copy_metadata_once
 from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
@@ -117,6 +118,8 @@ class _ExactCollection:
         self.dedups_gradients = on_cpu and dedup_gradients(self._output_dists)
         if on_cpu:
             use_portable_lookups(self._lookups)
+        else:
+            copy_metadata_once(self._lookups)
         follow_state_dicts(self)
         form = StoredRows if accepts_deduplicated(module) else BatchForm
         self.form = form(
