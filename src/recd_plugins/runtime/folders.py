@@ -169,7 +169,12 @@ def work_folder(
         DataError: ``target`` cannot be written or is a mount point.
         RecdError: another process uses the folder, and ``waits`` is None.
     """
-    place = _place_of(target)
+    place = Path(os.path.realpath(target))
+    if os.path.ismount(place):
+        raise DataError(
+            f"{target}: the path is a mount point, which cannot be replaced. Use a new folder "
+            "inside this mount point."
+        )
     path = place.with_name(f".{place.name}.{purpose}")
     try:
         with locked_folder(path, waits):
@@ -236,16 +241,6 @@ def _put_back(target: Path, scratch: Path) -> None:
     old = scratch / _OLD
     if old.exists() and not target.exists():
         old.rename(target)
-
-
-def _place_of(target: Path) -> Path:
-    place = Path(os.path.realpath(target))
-    if os.path.ismount(place):
-        raise DataError(
-            f"{target}: the path is a mount point, which cannot be replaced. Use a new folder "
-            "inside this mount point."
-        )
-    return place
 
 
 def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:

@@ -12,10 +12,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from recd_plugins.report.output import persistent_output
 from recd_plugins.runtime.errors import (
@@ -94,8 +94,7 @@ def launch(
         return ranks.run(function, *args)
 
 
-@dataclass(frozen=True)
-class _Setup:
+class _Setup(NamedTuple):
     """Settings of all ranks. ``beats`` is the number of seconds between heartbeats."""
 
     world_size: int
@@ -104,8 +103,8 @@ class _Setup:
     timeout: timedelta
     threads: int
     environ: dict[str, str]
-    port: int = 0
-    beats: float | None = None
+    port: int
+    beats: float | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,7 @@ class _Failure:
     call: str = ""
 
 
+@dataclass(eq=False)
 class Ranks:
     """Context that starts ``world_size`` processes in one process group.
 
@@ -132,27 +132,15 @@ class Ranks:
         hang_limits: when to report a hang and to kill the ranks; None for no limits.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        *,
-        backend: str = "gloo",
-        timeout: timedelta = _DEFAULT_TIMEOUT,
-        local_world_size: int | None = None,
-        threads: int | None = None,
-        hang_limits: HangLimits | None = None,
-    ) -> None:
-        self.world_size = world_size
-        self._setup = _Setup(
-            world_size=world_size,
-            local_world_size=local_world_size or world_size,
-            backend=backend,
-            timeout=timeout,
-            threads=threads or threads_of_a_rank(world_size),
-            environ=dict(os.environ),
-            beats=None if hang_limits is None else hang_limits.interval,
-        )
-        self._hang_limits = hang_limits
+    world_size: int
+    _: KW_ONLY
+    backend: str = "gloo"
+    timeout: timedelta = _DEFAULT_TIMEOUT
+    local_world_size: int | None = None
+    threads: int | None = None
+    hang_limits: HangLimits | None = None
+
+    def __post_init__(self) -> None:
         self._watch: HangWatch | None = None
         self._store: TCPStore | None = None
         self.processes: list[multiprocessing.process.BaseProcess] = []
@@ -166,14 +154,23 @@ class Ranks:
     def __enter__(self) -> Self:
         from torch._C._distributed_c10d import TCPStore
 
-        context = _context(self._setup.backend)
+        context = _context(self.backend)
         if context.get_start_method() == "forkserver":
             start_fork_server()
         # In this process, as a stopped rank would stop it too.
         self._store = store = TCPStore(
-            _HOST, 0, is_master=True, timeout=self._setup.timeout, wait_for_workers=False
+            _HOST, 0, is_master=True, timeout=self.timeout, wait_for_workers=False
         )
-        setup = replace(self._setup, port=store.port)
+        setup = _Setup(
+            self.world_size,
+            self.local_world_size or self.world_size,
+            self.backend,
+            self.timeout,
+            self.threads or threads_of_a_rank(self.world_size),
+            dict(os.environ),
+            store.port,
+            None if self.hang_limits is None else self.hang_limits.interval,
+        )
         try:
             for rank in range(self.world_size):
                 ours, theirs = context.Pipe()
@@ -185,11 +182,11 @@ class Ranks:
                 theirs.close()
                 self.processes.append(process)
                 self._connections.append(ours)
-            if self._hang_limits is not None:
+            if self.hang_limits is not None:
                 self._watch = HangWatch(
                     store,
                     self.world_size,
-                    self._hang_limits,
+                    self.hang_limits,
                     say=lambda text: print(text, file=sys.stderr, flush=True),
                 )
             self._collect()
@@ -264,7 +261,7 @@ class Ranks:
                 else:
                     answers[rank] = answer
         if failures:
-            _raise(failures, self.world_size, self._hang_limits)
+            _raise(failures, self.world_size, self.hang_limits)
         return [answers[rank] for rank in range(self.world_size)]
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
@@ -273,8 +270,8 @@ class Ranks:
         for rank in ranks:
             sources[self._connections[rank]] = rank
             sources[self.processes[rank].sentinel] = rank
-        while deadline is None and self._watch is not None and self._hang_limits is not None:
-            if ready := wait(list(sources), self._hang_limits.interval):
+        while deadline is None and self._watch is not None and self.hang_limits is not None:
+            if ready := wait(list(sources), self.hang_limits.interval):
                 return sorted({sources[source] for source in ready})
             self._watch.look()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

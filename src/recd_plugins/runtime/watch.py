@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -234,7 +234,8 @@ class HangWatch:
         going_on = {rank: beat for rank, beat in self._beats.items() if beat.what != "done"}
         if not going_on:
             return
-        speaks = teller in (None, self._first_alive(going_on))
+        first_alive = min((rank for rank in going_on if not self._is_silent(rank)), default=0)
+        speaks = teller in (None, first_alive)
         quiet = min(beat.quiet + self._silent[rank] for rank, beat in going_on.items())
         limits = self._limits
         if quiet < min(limits.notice, limits.timeout or limits.notice):
@@ -273,9 +274,6 @@ class HangWatch:
 
     def _is_silent(self, rank: int) -> bool:
         return self._silent[rank] > _SILENCE * self._limits.notice
-
-    def _first_alive(self, ranks: Iterable[int]) -> int:
-        return min((rank for rank in ranks if not self._is_silent(rank)), default=0)
 
     def _blamed(self, beats: dict[int, Heartbeat]) -> list[int]:
         least = min(beat.step for beat in beats.values())

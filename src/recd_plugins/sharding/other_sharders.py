@@ -249,7 +249,12 @@ def _refuse_row_wise_means(
 def why_plain(module: nn.Module) -> str:
     """Return the reason why a module needs plain batches; "" if it accepts deduplicated ones."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
-        return _why_all_rows_processed(module)
+        processors = module._feature_processors
+        collected = isinstance(processors, FeatureProcessorsCollection)
+        found = {type(processors)} if collected else {type(each) for each in processors.values()}
+        others = found - {PositionWeightedModule, PositionWeightedModuleCollection}
+        names = ", ".join(sorted(each.__name__ for each in others))
+        return f"because its feature processors {names} may read several rows" if names else ""
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return why_all_rows_remapped(module)
     if isinstance(module, FusedEmbeddingCollection) or type(module).__name__ == _PRIORITIZED:
@@ -260,17 +265,6 @@ def why_plain(module: nn.Module) -> str:
         clips = module.optimizer_kwargs().get("gradient_clipping")
         return "because its gradient_clipping clips the gradient of each row" if clips else ""
     return ""
-
-
-def _why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
-    """Return the reason why feature processors need all rows; "" for position weights."""
-    processors = module._feature_processors
-    collected = isinstance(processors, FeatureProcessorsCollection)
-    found = {type(processors)} if collected else {type(each) for each in processors.values()}
-    if not (others := found - {PositionWeightedModule, PositionWeightedModuleCollection}):
-        return ""
-    names = ", ".join(sorted(each.__name__ for each in others))
-    return f"because its feature processors {names} may read several rows at once"
 
 
 def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -31,7 +31,6 @@ from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
     LazyNoWait,
-    ParameterSharding,
     ShardingType,
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
@@ -148,7 +147,10 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         if self._model.training:
             self._optimizer.zero_grad()
         self._prefetch(self.contexts[0])
-        self._wait_for_prefetch()
+        if self._prefetch_stream is not None:  # do not wait for the prefetch of the next batch
+            current = torch.get_device_module(self._device).current_stream()
+            current.wait_stream(self._prefetch_stream)
+            self.batches[0].record_stream(current)
         for context in islice(self.contexts, 1, 2):
             self._prefetch(context)
         following = self.enqueue_batch(dataloader_iter)
@@ -164,13 +166,6 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
                 self._optimizer.step()
         self.dequeue_batch()
         return output
-
-    def _wait_for_prefetch(self) -> None:
-        """Make the forward pass of the first batch wait only for the prefetch of that batch."""
-        if self._prefetch_stream is not None:
-            current = torch.get_device_module(self._device).current_stream()
-            current.wait_stream(self._prefetch_stream)
-            self.batches[0].record_stream(current)
 
     def _prefetch(self, context: PrefetchTrainPipelineContext) -> None:
         """Receive the ids of a batch and fetch its rows, unless this was already done."""
@@ -428,14 +423,6 @@ def _ahead(modules: Sequence[Any]) -> list[Any]:
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 
 
-def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
-    return all(
-        sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
-        or sharding.sharding_type == _DATA_PARALLEL
-        for sharding in plan.values()
-    )
-
-
 def _looks_up_ahead(module: Any) -> bool:
     """Return True if rows of the next batch are final after the current backward pass.
 
@@ -445,5 +432,9 @@ def _looks_up_ahead(module: Any) -> bool:
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
         and tracker_of(module) is None
-        and _is_final_early(module.module_sharding_plan)
+        and all(
+            sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
+            or sharding.sharding_type == _DATA_PARALLEL
+            for sharding in module.module_sharding_plan.values()
+        )
     )

@@ -5,7 +5,7 @@ This package's sharders are called exact: training gives the same result as with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -91,7 +91,29 @@ class _WithKernels:
                 ranks shard the module differently.
         """
         pooled = isinstance(module, EmbeddingBagCollection)
-        _check(self, self._kernels, module, params, env, device, module_fqn, pooled=pooled)
+        name = module_fqn or type(module).__name__
+        tables: dict[str, nn.Parameter] = self.shardable_parameters(module)
+        refuse_two_dimensions(name, env)
+        refuse_frozen(name, tables.items())
+        copy_optimizer_arguments(tables.values())
+        check_updates(module, params, self.fused_params, device)
+        check_kernels(self._kernels, params)
+        check_int8(self.qcomm_codecs_registry, params, pooled=pooled)
+        decided = {
+            "the versions": installed_set(),
+            "the plan": params,
+            "the optimizers": {
+                # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+                table: [
+                    getattr(weight, "_optimizer_kwargs", None),
+                    [each.__name__ for each in getattr(weight, "_optimizer_classes", ())],
+                ]
+                for table, weight in tables.items()
+            },
+            "fused_params": self.fused_params,
+            "the flag for several nodes (LOCAL_WORLD_SIZE)": sends_once(),
+        }
+        check_agreement(f"sharding {name}", decided, env.process_group)
         configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
         sharded = self.sharded_module_type(
             module,
@@ -150,44 +172,6 @@ class ExactEmbeddingCollectionSharder(_WithKernels, EmbeddingCollectionSharder):
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:
         return ExactShardedEmbeddingCollection
-
-
-def _check(
-    sharder: Any,
-    kernels: Sequence[LookupKernels],
-    module: nn.Module,
-    params: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    device: torch.device | None,
-    module_fqn: str | None,
-    *,
-    pooled: bool,
-) -> None:
-    """Reject setups that would silently train incorrectly. All ranks must call this together."""
-    name = module_fqn or type(module).__name__
-    tables: dict[str, nn.Parameter] = sharder.shardable_parameters(module)
-    refuse_two_dimensions(name, env)
-    refuse_frozen(name, tables.items())
-    copy_optimizer_arguments(tables.values())
-    # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
-    brought = {
-        table: [each.__name__ for each in getattr(weight, "_optimizer_classes", ())]
-        for table, weight in tables.items()
-    }
-    check_updates(module, params, sharder.fused_params, device)
-    check_kernels(kernels, params)
-    check_int8(sharder.qcomm_codecs_registry, params, pooled=pooled)
-    decided = {
-        "the versions": installed_set(),
-        "the plan": params,
-        "the optimizers": {
-            table: [getattr(weight, "_optimizer_kwargs", None), brought[table]]
-            for table, weight in tables.items()
-        },
-        "fused_params": sharder.fused_params,
-        "the flag for several nodes (LOCAL_WORLD_SIZE)": sends_once(),
-    }
-    check_agreement(f"sharding {name}", decided, env.process_group)
 
 
 def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,13 +31,13 @@ def attention_kernel() -> Iterator[None]:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, _bias: Any, *rows: Any, scale: float
 ) -> tuple[Any, ...]:
-    query_rows, key_rows = _Rows(rows[0], rows[2]), _Rows(rows[1], rows[3])
     if query.shape[3] * query.element_size() % 16:
         raise ValueError("the sizes of attention heads must be multiples of 16 bytes")
-    weights = _weights(query_rows.pad(query), key_rows.pad(key), key_rows, scale)
-    output = query_rows.pack(torch.einsum("rhqk,rkhd->rqhd", weights, key_rows.pad(value)))
+    parts = zip(*_split(rows, [query], [key, value]), strict=True)
+    output = [torch.einsum("hqk,khd->qhd", _weights(q, k, scale), v) for q, k, v in parts]
     nothing = torch.zeros((), dtype=torch.int64)
-    return output, query.new_zeros(0), nothing, nothing, rows[2], rows[3]
+    packed = torch.cat(output).unsqueeze(0)
+    return packed, query.new_zeros(0), nothing, nothing, rows[2], rows[3]
 
 
 def _backward(
@@ -50,39 +50,31 @@ def _backward(
     *rows: Any,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query_rows, key_rows = _Rows(rows[0], rows[2]), _Rows(rows[1], rows[3])
-    query, gradient = query_rows.pad(query), query_rows.pad(gradient)
-    key, value = key_rows.pad(key), key_rows.pad(value)
-    weights = _weights(query, key, key_rows, scale)
-    of_weights = torch.einsum("rqhd,rkhd->rhqk", gradient, value)
-    of_scores = (of_weights - (of_weights * weights).sum(3, keepdim=True)) * weights * scale
-    return (
-        query_rows.pack(torch.einsum("rhqk,rkhd->rqhd", of_scores, key)),
-        key_rows.pack(torch.einsum("rhqk,rqhd->rkhd", of_scores, query)),
-        key_rows.pack(torch.einsum("rhqk,rqhd->rkhd", weights, gradient)),
-        query.new_zeros(0),
-    )
+    found: list[list[Tensor]] = [[], [], []]
+    for q, g, k, v in zip(*_split(rows, [query, gradient], [key, value]), strict=True):
+        weights = _weights(q, k, scale)
+        of_weights = torch.einsum("qhd,khd->hqk", g, v)
+        of_scores = (of_weights - (of_weights * weights).sum(2, keepdim=True)) * weights * scale
+        found[0].append(torch.einsum("hqk,khd->qhd", of_scores, k))
+        found[1].append(torch.einsum("hqk,qhd->khd", of_scores, q))
+        found[2].append(torch.einsum("hqk,qhd->khd", weights, g))
+    of_query, of_key, of_value = (torch.cat(each).unsqueeze(0) for each in found)
+    return of_query, of_key, of_value, query.new_zeros(0)
 
 
-class _Rows:
-    """Borders of rows in packed values ``[1, num_values, heads, size]``."""
-
-    def __init__(self, borders: Tensor, most: int) -> None:
-        self.valid = torch.arange(most) < borders.diff().unsqueeze(1)
-        if int(self.valid.sum()) != int(borders[-1]):
+def _split(
+    rows: Sequence[Any], queries: Sequence[Tensor], keys: Sequence[Tensor]
+) -> list[Sequence[Tensor]]:
+    """Split packed values ``[1, num_values, heads, size]`` into rows."""
+    parts: list[Sequence[Tensor]] = []
+    for packed, borders, most in ((queries, rows[0], rows[2]), (keys, rows[1], rows[3])):
+        sizes = borders.diff().tolist()
+        if max(sizes, default=0) > most:
             raise ValueError(f"a row has more values than max_seqlen={most}")
-
-    def pad(self, values: Tensor) -> Tensor:
-        padded = values.new_zeros(*self.valid.shape, *values.shape[2:])
-        padded[self.valid] = values[0]
-        return padded
-
-    def pack(self, padded: Tensor) -> Tensor:
-        return padded[self.valid].unsqueeze(0)
+        parts += [torch.split(each[0], sizes) for each in packed]
+    return parts
 
 
-def _weights(query: Tensor, key: Tensor, keys: _Rows, scale: float) -> Tensor:
-    """Return attention weights ``[rows, heads, queries, keys]``, zeros for padding."""
-    scores = torch.einsum("rqhd,rkhd->rhqk", query, key) * scale
-    scores = scores.masked_fill(~keys.valid[:, None, None, :], -torch.inf)
-    return scores.softmax(3).nan_to_num(0.0)
+def _weights(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Return attention weights ``[heads, queries, keys]`` of a row."""
+    return (torch.einsum("qhd,khd->hqk", query, key) * scale).softmax(2)
