@@ -155,7 +155,7 @@ class IkjtConverter(Converter):
         user = self._user_features
         return Batch(
             dense_features=arrow.dense_features(rows, schema.dense),
-            labels=arrow.labels(rows, schema.label),
+            labels=arrow.labels(rows, schema),
             kjt=from_columns.kjt_from_columns(plain, len(rows)) if plain else None,
             ikjts=self._deduplicated(rows, groups),
             user_features=tuple(name for name in chain(*groups) if name in user),

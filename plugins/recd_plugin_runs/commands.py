@@ -156,7 +156,7 @@ def evaluate(
         consoles.output_console().print(table)
     if told := found.baseline_advice():
         click.echo(told)
-    if told := run_results.worse_than_base_rate(found.test.normalized_entropy, "test"):
+    for told in run_results.entropy_advice(found.test.figures(), "test"):
         click.echo(told)
 
 

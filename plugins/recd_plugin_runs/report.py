@@ -39,14 +39,16 @@ class Run:
         """Return a dict from figure to (value, unit), with the log loss and AUC of baselines."""
         found: dict[str, tuple[float | None, str]] = {}
         stored = self.values.get("baselines", {}).items()
-        entropy = (self.values["test"] or {}).get("normalized_entropy")
+        test = self.values["test"] or {}
         for name, figure in run_results.figures_of(self.values).items():
             found[name] = figure
-            if name == "test_log_loss" and figure[0] and entropy:
-                found["base_rate_log_loss"] = figure[0] / entropy, "loss"
-            if name in ("test_log_loss", "test_auc"):
-                metric = name.removeprefix("test_")
-                found |= {f"{each}_{metric}": (of[metric], "loss") for each, of in stored}
+            metric = name.removeprefix("test_")
+            if metric == name or not metric.endswith(("log_loss", "auc")):
+                continue
+            entropy = test.get(metric.replace("log_loss", "normalized_entropy"))
+            if metric.endswith("log_loss") and figure[0] and entropy:
+                found[f"base_rate_{metric}"] = figure[0] / entropy, "loss"
+            found |= {f"{each}_{metric}": (of[metric], "loss") for each, of in stored}
         return found
 
     def figure(self, name: str) -> float | None:
@@ -63,11 +65,6 @@ class Run:
             return run_results.Spread(**spread)
         value, base = self.figure(figure), first.figure(figure)
         return None if value is None or not base else run_results.Spread.of([value / base])
-
-    @property
-    def entropy(self) -> float | None:
-        """Return the normalized entropy of the test split; None if it was not measured."""
-        return self.figure("test_normalized_entropy")
 
     @property
     def line(self) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the runs of run folders, folders of runs, and files of ``recd run --json``.
 
     Each run gets a unique name. Runs of different files are sorted by the normalized entropy of
-    the test split, best first.
+    the test split (with several labels by the loss), best first.
     """
     found: list[Run] = []
     paths = [each for path in paths for each in _results_in(path)]
@@ -125,9 +122,15 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
 
 
 def _selecting(runs: Sequence[Run]) -> tuple[str, list[float | None]]:
-    """Return the split that selects the best run, and the normalized entropy of each run on it."""
-    split = run_lists.selecting_split(_as_listed(runs), _METRIC)
-    return split, [run.metric(_METRIC, split) for run in _as_listed(runs)]
+    """Return the split that selects the best run, and the metric of each run on it."""
+    metric = _metric(runs)
+    split = run_lists.selecting_split(_as_listed(runs), metric)
+    return split, [run.metric(metric, split) for run in _as_listed(runs)]
+
+
+def _metric(runs: Sequence[Run]) -> str:
+    """Return the metric that selects the best run: the loss if there are several labels."""
+    return "loss" if "loss" in (runs[0].values["test"] or {}) else _METRIC
 
 
 def _results_in(path: Path) -> list[Path]:
@@ -218,7 +221,8 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
     split, (best, *_) = _selecting(runs)
     if len({id(run.report) for run in runs}) > 1 and best is not None:
-        yield f"{first.name} is best: normalized entropy {best:.5f} on the {split} split."
+        named = run_results.figure_words(_metric(runs))
+        yield f"{first.name} is best: {named} {best:.5f} on the {split} split."
         if told := run_lists.other_rows([run.values for run in runs]):
             yield told
     for run in runs[1:]:
@@ -240,7 +244,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         same = run.report is first.report and len(run.losses) == len(first.losses)
         if same and all(each <= _EQUAL_LOSSES for each in apart):
             yield f"Losses of {first.name} and {run.name} agree within {max(apart, default=0):.1e}."
-    yield from (f"{line}." for line in run_lists.seed_lines(_as_listed(runs), _METRIC))
+    yield from (f"{line}." for line in run_lists.seed_lines(_as_listed(runs), _metric(runs)))
     alike: dict[str, list[tuple[str, str]]] = {}
     for run in runs:
         for told in _advice(run, run.name if len(runs) > 1 else ""):
@@ -257,13 +261,10 @@ def _advice(run: Run, whose: str) -> Iterator[str]:
     if stalls and stalls["share"] > _WAITING:
         named = f"{whose}: " if whose else ""
         yield f"{named}{stalls['share']:.0%} of each step is spent waiting for data."
-    train = (run.values["train"] or {}).get("normalized_entropy")
-    if (
-        run.entropy is None
-        and train is not None
-        and (told := run_results.worse_than_base_rate(train, "train", whose, train))
-    ):
-        yield f"{told}."
+    if run.values["test"] is None:
+        train = run.values["train"] or {}
+        for told in run_results.entropy_advice(train, "train", whose, train):
+            yield f"{told}."
     for told in run_results.quality_advice(run.values, whose):
         yield f"{told}."
 
@@ -471,14 +472,18 @@ def validation_plot(runs: Sequence[Run], metric: str) -> html_page.Html:
 def calibration_plot(runs: Sequence[Run]) -> html_page.Html:
     """Plot mean label against mean prediction, for each group of test rows, as HTML."""
     axes = _axes(4.6, width=5.2)
-    most = 0.0
+    most, num_curves = 0.0, 0
     for run in runs:
-        _, predicted, observed = zip(*run.values["calibration_bins"], strict=True)
-        axes.plot(predicted, observed, marker="o", ms=5, **run.line)
-        most = max(most, *predicted, *observed)
+        of_run = run.values["calibration_bins"]
+        by_task = of_run if isinstance(of_run, dict) else {"": of_run}
+        for (task, bins), marker in zip(by_task.items(), cycle("os^vD"), strict=False):
+            _, predicted, observed = zip(*bins, strict=True)
+            line = {**run.line, "label": f"{run.name} {task}".strip()}
+            axes.plot(predicted, observed, marker=marker, ms=5, **line)
+            most, num_curves = max(most, *predicted, *observed), num_curves + 1
     axes.plot([0, most], [0, most], "--", color="#566070", linewidth=1, zorder=1)
     axes.set(xlabel="mean prediction", ylabel="share of positive labels")
-    return _svg(axes, legend=len(runs) > 1)
+    return _svg(axes, legend=num_curves > 1)
 
 
 @plots.plot_style()

@@ -19,6 +19,7 @@ from recd_plugin_tables.kinds import (
     list_parts,
     plain,
 )
+from recd_plugin_tables.labels import LabelUse, label_fields, label_numbers, label_weights
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
 from recd_plugin_tables.values import (
     Cells,
@@ -45,7 +46,7 @@ class Converter:
 
     Args:
         plan: role of each leaf (a column or a struct field).
-        label: name of the label column.
+        labels: names of the label columns.
         widths: list length of each ``numbers`` feature, keyed by feature name.
         on_nan: how to handle missing or infinite numbers.
         scoring: whether to keep every row and replace missing values by an empty list or 0.
@@ -58,35 +59,37 @@ class Converter:
         without_ids: number of rows whose list of ids is missing or empty, keyed by column.
         dropped: number of rows with a missing value, keyed by column. They are dropped, except
             for scoring.
+        unlabelled: number of rows without a label, keyed by label; only of several labels.
         without_candidates: number of table rows whose exploded lists are empty.
     """
 
     def __init__(
         self,
         plan: ColumnPlan,
-        label: str,
+        labels: Sequence[str],
         widths: Mapping[str, int],
         on_nan: OnNan,
         *,
         scoring: bool,
         texts: Texts,
     ) -> None:
-        self._plan, self._label, self._widths = plan, label, widths
+        self._plan, self._label_names, self._widths = plan, labels, widths
         self._on_nan: OnNan = on_nan
         self._scoring, self._texts = scoring, texts
         self.filled: Counter[str] = Counter()
         self.empty: Counter[str] = Counter()
         self.without_ids: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.unlabelled: Counter[str] = Counter()
         self.without_candidates = 0
         self._left_out: dict[str, NDArray[np.bool_]] = {}
         fields = [pa.field(name, kind) for use in plan.features for name, kind in self._fields(use)]
-        fields.append(pa.field(label, pa.float32()))
+        fields += label_fields(labels)
         fields += [pa.field(use.key, plain(use.leaf.type)) for use in plan.keys]
         fields += [pa.field(name, pa.int64()) for name in (SESSION, TIME, REQUEST, ROW, CANDIDATE)]
         self.schema = pa.schema(fields)
         sources = [use.leaf.name for use in plan.features for _ in self._fields(use)]
-        sources += [label, *(use.leaf.name for use in plan.keys)]
+        sources += [*labels, *(use.leaf.name for use in plan.keys)]
         for name, count in Counter(self.schema.names).items():
             if count > 1:
                 named = zip(self.schema.names, sources, strict=False)
@@ -107,7 +110,12 @@ class Converter:
         arrays: dict[str, pa.Array] = {}
         for use in self._plan.features:
             arrays |= self._feature(use, exploded)
-        arrays[self._label] = self._labels(exploded)
+        if self._plan.labels:
+            arrays |= {
+                use.options.name: self._task_labels(use, exploded) for use in self._plan.labels
+            }
+        else:
+            arrays |= dict.fromkeys(self._label_names, self._labels(exploded))
         for use in self._plan.keys:
             values = leaf_array(exploded.column(use.leaf), use.leaf)
             if pa.types.is_dictionary(values.type):
@@ -123,9 +131,11 @@ class Converter:
         made = pa.RecordBatch.from_arrays([arrays[n] for n in self.schema.names], self.schema.names)
         made = made.cast(self.schema)
         self.dropped.update({name: int(every.sum()) for name, every in self._left_out.items()})
-        if self._scoring or not self._left_out:
-            return made
-        return made.filter(pa.array(~np.logical_or.reduce(list(self._left_out.values()))))
+        if self._left_out and not self._scoring:
+            made = made.filter(pa.array(~np.logical_or.reduce(list(self._left_out.values()))))
+        for name in (each.options.name for each in self._plan.labels):
+            self.unlabelled[name] += int(np.isnan(made[name].to_numpy()).sum())
+        return made
 
     def _drop(self, use: Use, exploded: Exploded, dropped: NDArray[np.bool_]) -> None:
         if dropped.any():
@@ -192,6 +202,29 @@ class Converter:
             self.filled[use.leaf.name] += int(gaps.sum())
         values = np.where(gaps, missing if isinstance(missing, int | float) else 0.0, numbers)
         return exploded.spread(pa.array(values.astype(np.float32)), use.leaf)
+
+    def _task_labels(self, use: LabelUse, exploded: Exploded) -> pa.Array:
+        cells, missing = exploded.cells(use.leaf), use.options.missing
+        numbers = label_numbers(use, cells)
+        gaps = np.isnan(numbers)
+        if missing == "error" and gaps.any():
+            raise cells.wrong(
+                int(gaps.argmax()),
+                f"Label {use.options.name!r} is missing. Remove missing: error, so that its loss "
+                "and metrics leave out the row.",
+            )
+        labels = exploded.spread(pa.array(numbers), use.leaf).to_numpy()
+        if use.value is not None:
+            weights = label_weights(use, exploded.cells(use.value))
+            spread = exploded.spread(pa.array(weights), use.value).to_numpy()
+            labels = np.where(labels > 0, spread, labels)
+        gaps = np.isnan(labels)
+        if missing == "drop" and gaps.any():
+            self._left_out[use.leaf.name] = gaps | self._left_out.get(use.leaf.name, False)
+        elif isinstance(missing, float):
+            self.filled[use.leaf.name] += int(gaps.sum())
+            labels = np.where(gaps, missing, labels)
+        return pa.array(labels.astype(np.float32))
 
     def _grouped(
         self, use: Use | None, exploded: Exploded, row: NDArray[np.int64]

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from recd_plugin_tables.converter import OnNan
 from recd_plugin_tables.kinds import Columns, is_text
+from recd_plugin_tables.labels import Labels, label_problems, with_one_label
 from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugin_tables.spill import HistoryOptions, SplitOptions
@@ -34,6 +35,11 @@ class ImportOptions(PluginOptions):
     others: Others = Field(
         default="error",
         description="What to do with columns that are not listed in columns: error or unused.",
+    )
+    label: Labels = Field(
+        default=(),
+        description="Labels of multi-task training: column names, or for each one name, column, "
+        "type, weight and loss. One column name is the same as role label in columns.",
     )
     explode: tuple[str, ...] = Field(
         default=(),
@@ -77,8 +83,15 @@ class ImportOptions(PluginOptions):
         """Names of the splits of the import."""
         return ("train",) if self.split is None else self.split.names
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_label(cls, given: Any) -> Any:
+        return with_one_label(given) if isinstance(given, dict) else given
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        if problems := ". ".join(label_problems(self.label, self.columns, implicit=self.implicit)):
+            raise ValueError(problems)
         roles = {role for use in self.columns.values() for role in use.roles}
         grouped = bool(roles & {"session", "request"})
         by = self.split.by if self.split else None
@@ -130,6 +143,8 @@ class ImportNote:
         without_ids: number of rows whose list of ids is missing or empty, keyed by column.
         widths: list length of each ``numbers`` feature.
         files: files of the table in order, and the number of rows of each.
+        unlabelled: number of rows without a label, keyed by label; only of several labels.
+        task_means: means of the training labels for ``Dataset.task_means``.
         times: first and last time of each split in microseconds since 1970; empty without a time
             column.
     """
@@ -149,6 +164,8 @@ class ImportNote:
     widths: Mapping[str, int]
     files: Sequence[tuple[str, int]]
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unlabelled: Mapping[str, int] = field(default_factory=dict)
+    task_means: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:
@@ -195,6 +212,11 @@ class ImportNote:
             lines.append(f"  Rows with no ids: {_counts(self.without_ids)}")
         if self.filled:
             lines.append(f"  Replaced missing or infinite values: {_counts(self.filled)}")
+        if self.unlabelled:
+            lines.append(
+                f"  Rows without a label, left out of its loss and metrics: "
+                f"{_counts(self.unlabelled)}"
+            )
         return lines + self.time_leak(self.times.get("test"))
 
 
@@ -239,7 +261,7 @@ class ImportPlace:
     Args:
         path: path or URL of the table.
         options: options of the import.
-        label: name of the label column.
+        labels: names of the label columns.
         widths: known list lengths of ``numbers`` features.
         scoring: whether to keep every row in stored order and ignore labels.
         trained: type of each leaf in the training table, if this table is a different one.
@@ -247,7 +269,7 @@ class ImportPlace:
 
     path: Path | str
     options: ImportOptions
-    label: str
+    labels: tuple[str, ...]
     widths: dict[str, int] | None = None
     scoring: bool = False
     trained: Mapping[str, pa.DataType] | None = None
@@ -268,6 +290,8 @@ class ImportPlace:
         """Return JSON values that determine the content of the import."""
         location = self.source.location
         options = set(ImportOptions.model_fields) - {"cache"}
+        if not self.options.label:
+            options.remove("label")
         return {
             "location": location if "://" in location else str(Path(self.path).resolve()),
             "source": self.source.identity(),
@@ -303,4 +327,5 @@ class ImportPlace:
             labelled=not self.scoring,
             needed=("session", "request", "time") if options.histories else (),
             trained=self.trained or {},
+            labels=self.options.label,
         )

@@ -15,6 +15,7 @@ import pyarrow as pa
 from recd_plugin_tables.converter import Converter
 from recd_plugin_tables.imported import Imported, ImportNote, ImportPlace
 from recd_plugin_tables.kinds import leaf_array, list_parts, plain
+from recd_plugin_tables.labels import TaskSums
 from recd_plugin_tables.plan import SESSION, TIME, ColumnPlan
 from recd_plugin_tables.sources import Source
 from recd_plugin_tables.spill import Spill, Splitter
@@ -78,7 +79,7 @@ class _Importer:
         plan, scoring, texts = self._plan, self._place.scoring, Texts(folder / "texts")
         widths = _find_widths(self._source, plan, self._place.widths or {})
         converter = Converter(
-            plan, self._place.label, widths, self._options.on_nan, scoring=scoring, texts=texts
+            plan, self._place.labels, widths, self._options.on_nan, scoring=scoring, texts=texts
         )
         splitter = Splitter(self._options.split, plan.time.options.unit if plan.time else None)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -108,7 +109,8 @@ class _Importer:
             spill = Spill(scratch / "rows", schema, MEMORY, order="row", num_rows=num_rows)
             for batch in built.rows():
                 spill.add(batch.cast(schema))
-        counts, positives, times = self._write_splits(folder, spill, splitter, schema)
+        sums = TaskSums([use.options.task for use in plan.labels])
+        counts, positives, times = self._write_splits(folder, spill, splitter, schema, sums)
         note = ImportNote(
             rows=num_rows,
             train=counts["train"],
@@ -125,6 +127,8 @@ class _Importer:
             widths=widths,
             files=list(files.items()),
             times=times,
+            unlabelled=dict(+converter.unlabelled),
+            task_means=sums.means(),
         )
         if not scoring:
             self._check(note)
@@ -141,7 +145,12 @@ class _Importer:
                 yield Rows(part, (type(rows.origins[0])(path, row, part.num_rows),))
 
     def _write_splits(
-        self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
+        self,
+        folder: Path,
+        spill: Spill,
+        splitter: Splitter,
+        schema: pa.Schema,
+        sums: TaskSums,
     ) -> tuple[Counter[str], Counter[str], dict[str, tuple[int, int]]]:
         """Write the splits.
 
@@ -166,11 +175,14 @@ class _Importer:
                 for name in names
             }
             for batch in spill.rows():
-                labels = batch[self._place.label].to_numpy()
-                for split, chosen in splitter.masks(batch).items():
+                masks = splitter.masks(batch)
+                sums.add(batch, masks["train"])
+                labels = batch[self._place.labels[0]].to_numpy()
+                for split, chosen in masks.items():
                     if not chosen.any():
                         continue
-                    positives[split] += int(labels[chosen].sum())
+                    if not self._plan.labels:
+                        positives[split] += int(labels[chosen].sum())
                     kept = batch if chosen.all() else batch.filter(pa.array(chosen))
                     writers[split].write(kept)
                     counts[split] += kept.num_rows
@@ -194,6 +206,13 @@ class _Importer:
                 f"{sum(note.dropped.values()):,} were dropped for missing values. Change option "
                 "'split' of the dataset."
             )
+        for use in self._plan.labels:
+            if use.options.name not in note.task_means:
+                raise DataError(
+                    f"{where}: label {use.options.name!r} of column {use.leaf.name!r} is missing "
+                    "in every training row. Use another column, or remove the label from option "
+                    "'label'."
+                )
         label = self._plan.label
         given = label and (label.options.positive or label.options.positive_from is not None)
         if label is not None and given and note.positives in (0, note.kept):

@@ -21,6 +21,7 @@ from recd_plugin_tables.kinds import (
     plain,
     why_not,
 )
+from recd_plugin_tables.labels import LabelOptions, LabelUse, plan_labels
 from recd_plugins.api import DataError, text_utils
 
 Others = Literal["error", "unused"]
@@ -59,11 +60,13 @@ class Use:
 class ColumnPlan:
     """Leaves (columns and struct fields) of a table, grouped by role.
 
-    ``explode`` lists the columns whose elements become rows.
+    ``labels`` are those of option ``label``, and ``label`` is the column of role label. ``explode``
+    lists the columns whose elements become rows.
     """
 
     features: tuple[Use, ...]
     label: Use | None
+    labels: tuple[LabelUse, ...]
     session: Use | None
     request: Use | None
     time: Use | None
@@ -75,6 +78,7 @@ class ColumnPlan:
         """Names of the columns to read from the table."""
         uses = [*self.features, *self.keys, self.label, self.session, self.request, self.time]
         read = {use.leaf.path[0] for use in uses if use is not None}
+        read |= {leaf.path[0] for use in self.labels for leaf in use.leaves}
         return sorted(read | set(self.explode))
 
 
@@ -89,6 +93,7 @@ def plan_columns(
     labelled: bool = True,
     needed: Collection[Role] = (),
     trained: Mapping[str, pa.DataType] = MappingProxyType({}),
+    labels: Sequence[LabelOptions] = (),
 ) -> ColumnPlan:
     """Assign a role to each leaf (column or struct field) of a table.
 
@@ -102,6 +107,7 @@ def plan_columns(
         labelled: whether a label column is required; False for a table to score.
         needed: further roles whose columns a table to score must have.
         trained: types in the training table, used for leaves that have only nulls here.
+        labels: labels of multi-task training.
     """
     problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
     found = {
@@ -139,7 +145,8 @@ def plan_columns(
                     f"rename one of: {text_utils.shortened(list(found))}{close or '.'}"
                 )
             problems.append((option, problem))
-    left = [name for name in found if not _is_named(name, columns) and name not in misspelt]
+    named = {*columns, *(name for each in labels for name in each.columns)}
+    left = [name for name in found if not _is_named(name, named) and name not in misspelt]
     if left and others == "error":
         problems.append(
             (
@@ -149,7 +156,9 @@ def plan_columns(
             )
         )
     label = _the(uses, "label")
-    if label is None and labelled and not implicit:
+    label_uses, wrong = plan_labels(labels if labelled else (), found)
+    problems += [(("label",), each) for each in wrong]
+    if label is None and not labels and labelled and not implicit:
         problems.append(
             (
                 ("columns",),
@@ -165,12 +174,13 @@ def plan_columns(
                 "label. Remove the option 'implicit', or set the role of the column to 'unused'.",
             )
         )
-    problems += [(("columns",), each) for each in _clashes(uses)]
+    problems += [(("columns",), each) for each in _clashes(uses, [each.name for each in labels])]
     if problems:
         raise PlanError(where, problems)
     return ColumnPlan(
         features=tuple(use for use in uses if use.options.feature),
         label=label if labelled else None,
+        labels=tuple(label_uses),
         session=_the(uses, "session"),
         request=_the(uses, "request"),
         time=_the(uses, "time"),
@@ -196,15 +206,22 @@ def _the(uses: Sequence[Use], role: Role) -> Use | None:
     return next((use for use in uses if role in use.options.roles), None)
 
 
-def _clashes(uses: Sequence[Use]) -> Iterator[str]:
+def _clashes(uses: Sequence[Use], labels: Sequence[str]) -> Iterator[str]:
     for role in ("label", "session", "time", "request"):
         twice = [use.leaf.name for use in uses if role in use.options.roles]
         if len(twice) > 1:
             yield (
                 f"columns {' and '.join(map(repr, twice))} have the same role {role!r}. Keep the "
-                "role for only one of the columns."
+                "role for only one of the columns"
+                + (
+                    f", or set dataset.options.label: [{', '.join(twice)}]."
+                    if role == "label"
+                    else "."
+                )
             )
-    seen = dict.fromkeys(OF_IMPORT, "(internal column)")
+    seen = dict.fromkeys(OF_IMPORT, "(internal column)") | {
+        name: f"label {name}" for name in labels
+    }
     for use in uses:
         made = [use.name] if use.options.feature or "label" in use.options.roles else []
         for name in [*made, *([use.key] if use.key else [])]:

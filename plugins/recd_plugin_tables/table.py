@@ -143,7 +143,8 @@ class Table(Dataset):
                 width = use.width or self.widths[name]
                 dense += [f"{name}_{index}" for index in range(width)]
         sparse += self.options.histories
-        return FeatureSchema(tuple(sparse), tuple(dense), self._label)
+        of_tasks = tuple(each.task for each in self.options.label)
+        return FeatureSchema(tuple(sparse), tuple(dense), self._labels[0], of_tasks)
 
     def known_schema(self) -> FeatureSchema | None:
         uses = [use for _, use in self._features()]
@@ -180,7 +181,16 @@ class Table(Dataset):
             found = self._place.find()
         except RecdError:  # the table of a trained model was deleted
             return None
-        return None if found is None else found.note.train_positives / found.note.train
+        if found is None or self.options.label:
+            return None
+        return found.note.train_positives / found.note.train
+
+    def task_means(self) -> Mapping[str, float]:
+        try:
+            found = self._place.find()
+        except RecdError:  # the table of a trained model was deleted
+            return {}
+        return {} if found is None else found.note.task_means
 
     def session_keys(self) -> SessionKeys | None:
         roles = {role for use in self.options.columns.values() for role in use.roles}
@@ -311,9 +321,11 @@ class Table(Dataset):
         return dict(self._train.note.widths)
 
     @property
-    def _label(self) -> str:
+    def _labels(self) -> tuple[str, ...]:
+        if self.options.label:
+            return tuple(each.name for each in self.options.label)
         labels = [name for name, use in self.options.columns.items() if "label" in use.roles]
-        return feature_name(labels[0]) if labels else "label"
+        return (feature_name(labels[0]) if labels else "label",)
 
     @cached_property
     def _train(self) -> Imported:
@@ -336,19 +348,19 @@ class Table(Dataset):
     def _place(self) -> ImportPlace:
         path, options = self.options.path, self.options
         if self._trained is None:
-            return ImportPlace(path, options, self._label)
+            return ImportPlace(path, options, self._labels)
         # The training table is not needed if the options are complete.
         unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
         trained = self._trained._types_known()
-        return ImportPlace(path, options, self._label, widths, scoring=True, trained=trained)
+        return ImportPlace(path, options, self._labels, widths, scoring=True, trained=trained)
 
     def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
         """Return the location of the import of table ``test_path``."""
         assert self.options.test_path is not None
         options = self.options.model_copy(update={"split": None})
         place = ImportPlace(
-            self.options.test_path, options, self._label, widths, trained=self._types_known()
+            self.options.test_path, options, self._labels, widths, trained=self._types_known()
         )
         self._check_kinds(place.source, self.kinds(), self._place.source.location)
         return place
@@ -433,7 +445,7 @@ class Table(Dataset):
 
     def _columns(self, split: Split, *keys: str) -> pa.Schema:
         schema, stored = self.schema(), self._table_of(split).schema
-        names = dict.fromkeys([*schema.sparse, *schema.dense, schema.label, *keys])
+        names = dict.fromkeys([*schema.sparse, *schema.dense, *schema.labels, *keys])
         return pa.schema([stored.field(name) for name in names])
 
     def _reader(

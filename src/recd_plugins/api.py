@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         access,
         distributions,
         model_tables,
+        tasks,
     )
     from recd_plugins.interfaces import batch as batch_types
     from recd_plugins.interfaces import data_profile as data_profiles
@@ -159,8 +160,8 @@ if TYPE_CHECKING:
     from recd_plugins.training import sharded_model as sharded_models
     from recd_plugins.training import trained as trained_models
     from recd_plugins.training.checkpoint_dcp import table_weights
-    from recd_plugins.training.evaluation import measure as measure_quality
-    from recd_plugins.training.evaluation import tie_groups
+    from recd_plugins.training.quality import measure as measure_quality
+    from recd_plugins.training.quality import measure_tasks, tie_groups
     from recd_plugins.training.trainer import Job
 
 

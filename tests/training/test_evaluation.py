@@ -38,9 +38,9 @@ from recd_plugins.training.evaluation import (
     Validation,
     check_evaluation,
     evaluate,
-    measure,
     steps,
 )
+from recd_plugins.training.quality import measure
 from recd_plugins.training.run_folders import chosen_checkpoint
 from recd_plugins.training.sharded_model import build_sharded_model
 from recd_plugins.training.trainer import Job, train

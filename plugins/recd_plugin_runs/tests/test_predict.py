@@ -22,7 +22,7 @@ from recd_plugins.runtime.errors import DataError, RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import table_weights
 from recd_plugins.training.checkpoint_files import IDENTITY, MANIFEST, manifest_text, read_manifest
-from recd_plugins.training.evaluation import measure
+from recd_plugins.training.quality import measure
 from recd_plugins.training.trained import with_trained_columns
 
 REGISTRY = """

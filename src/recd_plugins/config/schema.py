@@ -121,10 +121,11 @@ class ValidationSpec(Spec):
         default=None,
         description="Number of steps between validations; null validates after each epoch.",
     )
-    metric: str = Field(
-        default="normalized_entropy",
+    metric: str | None = Field(
+        default=None,
         description="Metric to compare: normalized_entropy, log_loss, auc, or a metric of a "
-        "metric plugin in this file.",
+        "metric plugin in this file. With several labels TASK.METRIC, such as click.auc. null "
+        "selects normalized_entropy, or with several labels loss, the weighted sum of losses.",
     )
     mode: Literal["min", "max"] | None = Field(
         default=None,
@@ -139,10 +140,12 @@ class ValidationSpec(Spec):
 
     @field_validator("metric")
     @classmethod
-    def _has_a_best(cls, metric: str) -> str:
+    def _has_a_best(cls, metric: str | None) -> str | None:
+        if metric is None:
+            return None
         if metric not in _BEST and metric.lower() in _BEST:
             raise ValueError(f"no metric is named {metric!r}. Did you mean {metric.lower()!r}?")
-        if metric in ("calibration", "num_samples"):
+        if metric.rpartition(".")[2] in ("calibration", "num_samples"):
             raise ValueError(
                 f"metric {metric!r} does not rank models. Use another metric, such as "
                 "'normalized_entropy'"
@@ -151,27 +154,33 @@ class ValidationSpec(Spec):
 
     @model_validator(mode="after")
     def _knows_the_best(self) -> Self:
-        if self.mode is None and self.metric not in _BEST:
+        metric = self.metric or "loss"
+        best = _BEST.get(metric.rpartition(".")[2])
+        if self.mode is None and best is None:
             raise ValueError(
-                f"metric {self.metric!r} has no default mode. Set validation.mode to 'min' or 'max'"
+                f"metric {metric!r} has no default mode. Set validation.mode to 'min' or 'max'"
             )
-        if self.mode not in (None, _BEST.get(self.metric, self.mode)):
+        if self.mode not in (None, best or self.mode):
             raise ValueError(
-                f"mode: {self.mode} selects the step with the worst {self.metric!r}. Remove the "
-                f"key 'mode', or set mode: {_BEST[self.metric]}"
+                f"mode: {self.mode} selects the step with the worst {metric!r}. Remove the "
+                f"key 'mode', or set mode: {best}"
             )
         return self
 
     @property
     def best(self) -> Literal["min", "max"]:
         """Return whether the smallest or the largest value of the metric is best."""
-        return self.mode or _BEST[self.metric]
+        return self.mode or _BEST[(self.metric or "loss").rpartition(".")[2]]
 
 
 _BEST: dict[str, Literal["min", "max"]] = {
     "normalized_entropy": "min",
     "log_loss": "min",
     "auc": "max",
+    "loss": "min",
+    "rmse": "min",
+    "mae": "min",
+    "r2": "max",
 }
 
 
@@ -394,6 +403,37 @@ class TableSpec(Spec):
     num_embeddings: Count = Field(description="Rows of the table.")
 
 
+class MultiTaskSpec(Spec):
+    """Layers between the interaction and the logit of each task, for several labels.
+
+    Experts and the shared bottom are MLPs of the sizes in ``top_mlp``.
+    """
+
+    kind: Literal["shared", "mmoe", "ple"] = Field(
+        default="shared",
+        description="Layers that the tasks share: shared is one bottom MLP. mmoe mixes experts by "
+        "a gate per task (MMoE, Ma et al. 2018). ple adds experts of each task (PLE, Tang et al. "
+        "2020).",
+    )
+    experts: Width = Field(default=4, description="Number of experts that all tasks share.")
+    task_experts: Width = Field(default=2, description="Number of experts per task of ple.")
+    layers: Width = Field(default=1, description="Number of extraction layers of ple.")
+    tower_mlp: list[Width] = Field(
+        default=[32], description="Hidden layer sizes of the MLP of each task."
+    )
+
+    @field_validator("experts", "task_experts", "layers")
+    @classmethod
+    def _suit_the_kind(cls, value: int, info: ValidationInfo) -> int:
+        kind = info.data.get("kind", "ple")
+        if kind != "ple" and (kind == "shared" or info.field_name != "experts"):
+            raise ValueError(
+                f"the option does not apply to model.multi_task.kind: {kind}. Remove the "
+                f"option, or set kind: {'mmoe or ple' if info.field_name == 'experts' else 'ple'}"
+            )
+        return value
+
+
 class ModelSpec(Spec):
     """Architecture and sizes of the built-in model. Each feature has its own table, t_<feature>."""
 
@@ -444,6 +484,11 @@ class ModelSpec(Spec):
         default="unique",
         description="Rows for which layers of user features are computed: unique once per request, "
         "all for each row. Results differ only by rounding errors.",
+    )
+    multi_task: MultiTaskSpec | None = Field(
+        default=None,
+        description="Layers after the interaction for several labels. null: a shared bottom MLP "
+        "with a tower per task.",
     )
 
     @field_validator("cross_net", "cross_layers", "low_rank_dim")

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_id_list, is_list_dict, to_lists
-from recd_plugins.interfaces.rows import Rows
+from recd_plugins.interfaces.rows import FeatureSchema, Rows
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.text import did_you_mean
 from recd_plugins.sparse.dedup import JaggedColumn
@@ -110,15 +110,24 @@ def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
     return torch.from_numpy(features)
 
 
-def labels(rows: Rows, name: str) -> Tensor:
+def labels(rows: Rows, label: str | FeatureSchema) -> Tensor:
     """Return the label column, whose values are 0 or 1, as float32 ``[B]``.
 
+    Args:
+        rows: rows of a dataset.
+        label: name of the label column, or the schema of the dataset. With ``schema.tasks``, the
+            result is ``[B, T]`` with NaN for nulls.
+
     Raises:
-        DataError: the column is missing, or a value is neither 0 nor 1.
+        DataError: a column is missing, or a value is neither 0 nor 1 and has no task.
     """
     import torch
 
-    numbers = _numbers(rows, name)
+    if not isinstance(label, str):
+        if label.tasks:
+            return torch.stack([_task_labels(rows, name) for name in label.labels], dim=1)
+        label = label.label
+    name, numbers = label, _numbers(rows, label)
     # Checked before float32 rounds some to 1.
     wrong = (numbers != 0) & (numbers != 1)
     if wrong.any():
@@ -128,6 +137,16 @@ def labels(rows: Rows, name: str) -> Tensor:
             "expected 0 or 1. Fix or drop this row"
         )
     return torch.from_numpy(numbers.astype(np.float32))
+
+
+def _task_labels(rows: Rows, name: str) -> Tensor:
+    import torch
+
+    column = _column(rows, name)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise _wrong_type(rows, name, column, "a number")
+    numbers = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    return torch.from_numpy(np.array(numbers, np.float32))
 
 
 def place(rows: Rows, column: str, row: int) -> str:

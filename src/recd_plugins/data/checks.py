@@ -95,7 +95,7 @@ def all_finite(numbers: Tensor) -> bool:
 
 
 def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
-    """Raise DataError for dense features that are not finite, and for labels outside [0, 1]."""
+    """Raise DataError for dense features that are not finite, and for invalid labels."""
     dense = batch.dense_features.float()
     if not all_finite(dense):
         row, column = (~dense.isfinite()).nonzero()[0].tolist()
@@ -104,6 +104,9 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
             f"{place(rows, name, row)}: the value is {shown(rows, name, row, dense[row, column])}, "
             "expected a finite float32 number. Fix or drop this row"
         )
+    if schema.tasks:
+        _check_task_labels(batch.labels, schema, rows)
+        return
     inside = (batch.labels >= 0) & (batch.labels <= 1)  # NaN is not
     if not bool(inside.all()):
         row = int((~inside).int().argmax())
@@ -112,3 +115,22 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
             f"{place(rows, schema.label, row)}: the label is {value}, expected 0 or 1. Fix or drop "
             "this row"
         )
+
+
+def _check_task_labels(labels: Tensor, schema: FeatureSchema, rows: Rows) -> None:
+    """Raise DataError unless the labels ``[B, T]`` are missing (NaN) or valid."""
+    if labels.shape != (len(rows), len(schema.tasks)):
+        raise DataError(
+            f"{rows.place_of(0)}: the labels of the batch have shape {tuple(labels.shape)}, but "
+            f"the dataset has {len(schema.tasks)} labels. Use labels(rows, schema) of "
+            "recd_plugins.api.arrow in the converter"
+        )
+    for column, task in zip(labels.unbind(1), schema.tasks, strict=True):
+        wrong = task.wrong(column)
+        if bool(wrong.any()):
+            row = int(wrong.int().argmax())
+            value = shown(rows, task.name, row, column[row])
+            raise DataError(
+                f"{place(rows, task.name, row)}: the label is {value}, expected "
+                f"{task.valid_labels}. Fix or drop this row"
+            )

@@ -23,6 +23,6 @@ class PlainConverter(Converter):
         columns = {name: sparse_column(rows, name) for name in schema.sparse}
         return Batch(
             dense_features=dense_features(rows, schema.dense),
-            labels=labels(rows, schema.label),
+            labels=labels(rows, schema),
             kjt=kjt_from_columns(columns, len(rows)) if columns else None,
         )

@@ -78,7 +78,7 @@ class Batch:
 
     Attributes:
         dense_features: float32 ``[B, num_dense]``; can be float64 before preprocessing.
-        labels: float32 ``[B]``.
+        labels: float32 ``[B]``. With T tasks ``[B, T]``, NaN where a row has no label.
         kjt: features without deduplication, or None.
         ikjts: deduplicated features, one InverseKeyedJaggedTensor per group of features.
         partials: partially deduplicated features, whose rows share ids.
@@ -144,7 +144,7 @@ class ModelInput(Pipelineable):
     Attributes:
         dense_features: float32 ``[B, num_dense]``.
         sparse_features: KJT of pooled features, with one or several batch sizes (VBE), or None.
-        labels: float32 ``[B]``.
+        labels: float32 ``[B]``. With T tasks ``[B, T]``, NaN where a row has no label.
         replicated_features: KJT of the features of data-parallel tables, or None.
         sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
             unique rows of any feature; other features are padded with empty rows. A partially

@@ -100,6 +100,8 @@ class Quality:
         num_samples: number of samples on all ranks.
         log_loss: mean over samples, in nats.
         calibration: sum of predictions divided by sum of labels; 0 without positive labels.
+        tasks: quality of each task in multi-task training, by name. Then the fields of one label
+            are NaN, and ``loss`` is the weighted sum of the tasks' losses.
         bins: number of rows, mean prediction and mean label of up to 10 groups of rows with
             similar predictions, in ascending order of predictions.
     """
@@ -110,12 +112,49 @@ class Quality:
     log_loss: float = math.nan
     calibration: float = math.nan
     bins: tuple[tuple[int, float, float], ...] = ()
+    tasks: Mapping[str, Quality | RegressionQuality] = field(default_factory=dict)
+    loss: float = math.nan
 
     def figures(self) -> dict[str, Any]:
-        """Return a dict from metric name to its value, without the bins."""
+        """Return a dict from metric name to its value, without the bins.
+
+        With tasks, the names are ``loss`` and ``TASK.METRIC``, such as ``click.auc``.
+        """
+        if self.tasks:
+            of_tasks = {
+                f"{name}.{metric}": value
+                for name, quality in self.tasks.items()
+                for metric, value in quality.figures().items()
+                if metric != "num_samples" or value != self.num_samples  # some have no label
+            }
+            return {"num_samples": self.num_samples, "loss": self.loss, **of_tasks}
         values = asdict(self)
-        del values["bins"]
+        for name in ("bins", "tasks", "loss"):
+            del values[name]
         return values
+
+
+@dataclass(frozen=True)
+class RegressionQuality:
+    """Quality metrics of a regression task.
+
+    Attributes:
+        num_samples: number of samples on all ranks that have a label.
+        loss: mean loss of the task.
+        rmse: root mean squared error of the predicted values.
+        mae: mean absolute error of the predicted values.
+        r2: share of the labels' variance that the predictions explain; NaN if all are equal.
+    """
+
+    num_samples: int
+    loss: float
+    rmse: float
+    mae: float
+    r2: float
+
+    def figures(self) -> dict[str, Any]:
+        """Return a dict from metric name to its value."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,14 @@ class Dataset(Plugin, ABC):
         """
         return None
 
+    def task_means(self) -> Mapping[str, float]:
+        """Return the best constant prediction of each task, for the initial biases of the model.
+
+        It is the mean target of the training split; for a weighted task, the sum of the positive
+        weights divided by this sum plus the number of negatives. Unknown means are missing.
+        """
+        return {}
+
     def session_keys(self) -> SessionKeys | None:
         """Return the session and time columns that ``scan`` yields; None without ``scan``."""
         return None
@@ -321,6 +329,9 @@ class DatasetWrapper(Dataset):
 
     def label_mean(self) -> float | None:
         return self.inner.label_mean() if self.rows_together == 1 else None
+
+    def task_means(self) -> Mapping[str, float]:
+        return self.inner.task_means() if self.rows_together == 1 else {}
 
     # All other methods delegate to the inner dataset.
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
 from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.interfaces.tasks import Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,8 @@ class ModelFeatures:
         positive_counts: function of a feature and its table's number of rows. Returns int64
             ``[num_embeddings]``, the number of training rows with label 1 that contain each id. Put
             the result into a buffer, since it is all zeros when a checkpoint is loaded. None
-            without data.
+            without data. With ``tasks``, the label is that of the first task.
+        tasks: tasks of multi-task training; empty for one label.
     """
 
     num_dense: int
@@ -42,6 +44,7 @@ class ModelFeatures:
     positive_counts: Callable[[str, int], NDArray[np.int64]] | None = field(
         default=None, compare=False
     )
+    tasks: tuple[Task, ...] = ()
 
     def replicates(self, table: str) -> bool:
         """Return whether a pooled table is replicated on every rank.
@@ -57,13 +60,17 @@ class Model(Plugin, ABC):
 
     kind: ClassVar[str] = "model"
 
+    #: Whether the model predicts each task of ``ModelFeatures.tasks``, with ``[B, T]`` logits.
+    multi_task: ClassVar[bool] = False
+
     @abstractmethod
     def build(self, features: ModelFeatures) -> nn.Module:
         """Return an unsharded model. Draw initial weights from torch's default generator.
 
         ``forward`` accepts a ``ModelInput`` and returns ``loss, (loss, logits, labels)``. The loss
         is the mean over the batch, a scalar. The inner tuple contains detached tensors, with
-        logits ``[B]`` and ``batch.labels``.
+        logits ``[B]`` and ``batch.labels``. With T tasks, both are ``[B, T]``, and
+        ``recd_plugins.api.tasks.total_loss`` computes the loss.
 
         EmbeddingBagCollections look up ``batch.sparse_features`` or ``batch.replicated_features``.
         EmbeddingCollections look up ``batch.sequence_features``, and SequencePooling pools the

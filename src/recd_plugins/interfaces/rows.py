@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from recd_plugins.interfaces.tasks import Task
+
 
 @dataclass(frozen=True)
 class FeatureSchema:
@@ -16,12 +18,20 @@ class FeatureSchema:
     Attributes:
         sparse: names of columns with ids, either list<int64>, or int64 for one id per row.
         dense: names of columns with numbers.
-        label: name of the label column, whose values are 0 or 1.
+        label: name of the label column, whose values are 0 or 1; with ``tasks``, of the first one.
+        tasks: tasks of multi-task training, each with a label column of its name. Empty for one
+            label of 0 and 1.
     """
 
     sparse: tuple[str, ...]
     dense: tuple[str, ...]
     label: str
+    tasks: tuple[Task, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of all label columns."""
+        return tuple(task.name for task in self.tasks) or (self.label,)
 
 
 def table_name(feature: str) -> str:

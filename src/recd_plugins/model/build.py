@@ -43,8 +43,17 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
     placement = plan_placement(registry, schema)
     bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
     graphs = registry.training.cuda_graphs
-    model = DLRM(registry.model, num_dense, placement, bag_order, cuda_graphs=graphs)
-    mean = registry.wrap_dataset(UnknownLookups()).label_mean()
+    if registry.model.multi_task is not None and not schema.tasks:
+        raise RecdError(
+            f"{registry.path}: model.multi_task: the dataset has one label. Remove the section, or "
+            "list several labels in dataset.options.label."
+        )
+    model = DLRM(registry.model, num_dense, placement, bag_order, graphs, schema.tasks)
+    dataset = registry.wrap_dataset(UnknownLookups())
+    if schema.tasks:
+        model.start_tasks_at(dataset.task_means())
+        return model
+    mean = dataset.label_mean()
     if mean is not None and 0 < mean < 1:
         model.start_at(mean)
     return model
@@ -63,7 +72,14 @@ def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> n
             for pattern in each.patterns
         ),
         positive_counts=partial(positive_counts, registry),
+        tasks=schema.tasks,
     )
+    if schema.tasks and not entry.plugin.multi_task:
+        raise RecdError(
+            f"{registry.path}:{entry.line}: {entry.plugin.name} predicts one label, but the "
+            f"dataset has {', '.join(map(repr, schema.labels))}. Keep one label, or use the "
+            "built-in model."
+        )
     with at_entry(registry.path, entry), plugin_call(entry.plugin, "build"):
         return entry.plugin.build(features)
 

@@ -82,7 +82,7 @@ class _Graphs:
         stream.wait_stream(current)
         with torch.cuda.stream(stream):  # the first launches on a stream must not be captured
             loss, logits = layers(*self.inputs)
-            eager = logits, *torch.autograd.grad(loss, trained, allow_unused=True)
+            eager = logits.flatten(), *torch.autograd.grad(loss, trained, allow_unused=True)
             self.gradient = torch.ones_like(loss)
         current.wait_stream(stream)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -90,7 +90,8 @@ class _Graphs:
         mode: Any = {"stream": stream, "capture_error_mode": "thread_local"}
         with torch.cuda.graph(self.forward, **mode):
             loss, logits = layers(*self.inputs)
-            self.outputs = torch.cat([loss.detach().view(1), logits])
+            self.outputs = torch.cat([loss.detach().view(1), logits.flatten()])
+            self.shape = logits.shape
         with torch.cuda.graph(self.backward, pool=self.forward.pool(), **mode):
             found = torch.autograd.grad(loss, trained, self.gradient, allow_unused=True)
         self.gradients: list[Any] = [None] * len(surface)
@@ -111,7 +112,7 @@ class _Replay(torch.autograd.Function):
         ctx.graphs, ctx.step = graphs, graphs.step
         ctx.set_materialize_grads(False)
         outputs = graphs.outputs.clone()  # the next replay overwrites them
-        loss, logits = outputs[0], outputs[1:]
+        loss, logits = outputs[0], outputs[1:].view(graphs.shape)
         ctx.mark_non_differentiable(logits)
         return loss, logits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,9 @@ from recd_plugins.config.run_config import num_embeddings
 from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
+from recd_plugins.interfaces.tasks import Task, total_loss
 from recd_plugins.model.cuda_graph import GraphedLoss
+from recd_plugins.model.multi_task import MultiTaskArch, splits_first_layer
 from recd_plugins.model.sequence_pooling import PooledSides, SequencePooling
 from recd_plugins.model.user_split import RequestRowsOfBatch, UserSplit
 from recd_plugins.sparse.request_rows import RequestRows
@@ -108,6 +110,7 @@ class DLRM(nn.Module):
             initial weights. Default: pooled features first. With a fixed order, the model does not
             depend on which tables are replicated.
         cuda_graphs: replay the layers after the embeddings as CUDA graphs in training.
+        tasks: tasks of multi-task training; empty for one label.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class DLRM(nn.Module):
         placement: Placement,
         bag_order: Sequence[str] | None = None,
         cuda_graphs: bool = True,
+        tasks: Sequence[Task] = (),
     ) -> None:
         super().__init__()
         self.placement = placement
@@ -132,18 +136,26 @@ class DLRM(nn.Module):
             self.sequences = EmbeddingCollection(tables=configs)
             self.sequence_pooling = SequencePooling(names, spec.embedding_dim, spec.pool_rows)
         features = placement.pooled + placement.replicated + placement.sequence
-        self.request_rows = RequestRowsOfBatch(
-            features if spec.user_rows == "unique" else (), num_dense
-        )
-        self.top = _Top(spec, num_dense, placement, bag_order)
+        split = spec.user_rows == "unique" and (not tasks or splits_first_layer(spec))
+        self.request_rows = RequestRowsOfBatch(features if split else (), num_dense)
+        self.top = _Top(spec, num_dense, placement, bag_order, tasks)
         self.top.graphed = GraphedLoss() if cuda_graphs else None
 
     def start_at(self, mean: float) -> None:
         """Set the last bias so that initial predictions are about ``mean``, in (0, 1)."""
+        assert isinstance(self.top.over_arch, OverArch)
         nn.init.constant_(self.top.over_arch.model[-1].bias, math.log(mean / (1 - mean)))
 
+    def start_tasks_at(self, means: Mapping[str, float]) -> None:
+        """Set the last bias of each task to its constant prediction of ``Dataset.task_means``."""
+        assert isinstance(self.top.over_arch, MultiTaskArch)
+        self.top.over_arch.start_at(means)
+
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
-        """Return the scalar mean loss and detached (loss, logits ``[B]``, labels ``[B]``)."""
+        """Return the scalar mean loss and detached (loss, logits, labels).
+
+        Logits and labels are ``[B]``, or ``[B, T]`` with T tasks.
+        """
         bags = None if self.bags is None else self.bags(batch.sparse_features)
         replicated = (
             None
@@ -176,9 +188,15 @@ class _Top(nn.Module):
     graphed: GraphedLoss | None = None
 
     def __init__(
-        self, spec: ModelSpec, num_dense: int, placement: Placement, bag_order: Sequence[str]
+        self,
+        spec: ModelSpec,
+        num_dense: int,
+        placement: Placement,
+        bag_order: Sequence[str],
+        tasks: Sequence[Task],
     ) -> None:
         super().__init__()
+        self.tasks = tuple(tasks)
         self.placement = placement
         position = {name: i for i, name in enumerate(placement.pooled + placement.replicated)}
         self.register_buffer(
@@ -191,7 +209,11 @@ class _Top(nn.Module):
         # Without dense features, a learned vector replaces the output of the bottom MLP.
         self.bias = None if num_dense else nn.Parameter(torch.zeros(dim))
         self.interaction = interaction_of(spec, num_sparse + 1)
-        self.over_arch = OverArch(self.interaction.out_features, [*spec.top_mlp, 1])
+        self.over_arch = (
+            MultiTaskArch(spec, self.interaction.out_features, tasks)
+            if tasks
+            else OverArch(self.interaction.out_features, [*spec.top_mlp, 1])
+        )
         self._sizes = (*bag_order, *placement.sequence), num_dense, dim
         self._splits: dict[object, UserSplit] = {}
 
@@ -204,7 +226,7 @@ class _Top(nn.Module):
         pooled: Tensor | PooledSides | None,
         request: RequestRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the scalar mean loss and the detached logits ``[B]``.
+        """Return the scalar mean loss and the detached logits, ``[B]`` or ``[B, T]``.
 
         With ``request``, user layers are computed once per request row.
         """
@@ -235,7 +257,12 @@ class _Top(nn.Module):
         interactions = self.interaction(
             dense_vector, torch.cat([dense_vector.unsqueeze(1), *bags], dim=1)
         )
-        logits: Tensor = self.over_arch(interactions).squeeze(1)
+        return self._loss_of(self.over_arch(interactions), labels)
+
+    def _loss_of(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if self.tasks:
+            return total_loss(self.tasks, logits, labels), logits.detach()
+        logits = logits.squeeze(1)
         return F.binary_cross_entropy_with_logits(logits, labels), logits.detach()
 
     def _split(
@@ -274,8 +301,7 @@ class _Top(nn.Module):
         dense_arch = self.dense_arch if self.bias is None else self.bias
         user, rows = vectors[:num_user], vectors[num_user:]
         logits = split.logits(request, dense, user, rows, dense_arch, crossnet, self.over_arch)
-        logits = logits.squeeze(1)
-        return F.binary_cross_entropy_with_logits(logits, labels), logits.detach()
+        return self._loss_of(logits, labels)
 
 
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:

@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.model.cuda_graph import GraphedLoss
+from recd_plugins.model.multi_task import MultiTaskArch
 from recd_plugins.model.sequence_pooling import PooledSides
 from recd_plugins.sparse.request_rows import RequestRows
 
@@ -161,9 +162,9 @@ class UserSplit:
         rows: Sequence[Tensor],
         dense_arch: DenseArch | Tensor,
         crossnet: nn.Module | None,
-        over_arch: OverArch,
+        over_arch: OverArch | MultiTaskArch,
     ) -> Tensor:
-        """Return the logits ``[B, 1]``.
+        """Return the logits, ``[B, 1]`` or ``[B, T]``.
 
         Args:
             request: the request rows of the batch.
@@ -183,8 +184,11 @@ class UserSplit:
         of_rows = _cat(rows, dense.shape[0], vector)
         logits: Tensor
         if crossnet is None:
-            mlp, last = over_arch.model
-            logits = last(_run_mlp(mlp, self._dot_products(request, vector, of_user, of_rows)))
+            if isinstance(over_arch, MultiTaskArch):
+                mlp, head = over_arch.bottom_and_head()
+            else:
+                mlp, head = over_arch.model
+            logits = head(_run_mlp(mlp, self._dot_products(request, vector, of_user, of_rows)))
         else:
             x = torch.cat([request.expand(of_user), of_rows], dim=1).index_select(1, self._order)
             sides = of_user.flatten(1), of_rows.flatten(1)

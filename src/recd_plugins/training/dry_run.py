@@ -104,7 +104,8 @@ def _columns(registry: RunConfig, tables: Iterable[Table]) -> Iterator[Column]:
         yield Column(feature, "sparse", ", ".join([*names, named, *pooled]))
     for feature in schema.dense:
         yield Column(feature, "dense", ", ".join(step.name for step in steps.get(feature, ())))
-    yield Column(schema.label, "label", "")
+    for name in schema.labels:
+        yield Column(name, "label", "")
     if (keys := dataset.session_keys()) is not None:
         yield Column(keys.session, "sessions", "not a model input")
         yield Column(keys.timestamp, "order of a session", "not a model input")

@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.metrics.calibration import CalibrationMetric
-from torchrec.metrics.metrics_config import RecTaskInfo
-from torchrec.metrics.ne import NEMetric
-from torchrec.metrics.rec_metric import RecComputeMode
 
 from recd_plugins.compat.lookup_kernels import steps_kept
 from recd_plugins.config import Entry, RunConfig, at_entry
@@ -29,8 +23,9 @@ from recd_plugins.data.loader import EveryRow
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.interfaces.callback import Quality
+from recd_plugins.interfaces.callback import Quality, RegressionQuality
 from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.interfaces.tasks import Task, TaskType
 from recd_plugins.model.build import model_code
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
@@ -39,16 +34,19 @@ from recd_plugins.runtime.text import metric_words
 from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.progress_bar import progress_bar
+from recd_plugins.training.quality import measure, measure_tasks
 
 #: Quality of a split (None if it is empty), and a map from metric name to value.
 Measured = tuple[Quality | None, Mapping[str, float]]
-#: Scores closer than this count as equal: 16 float32 roundings, relative above 1, else absolute.
-TOLERANCE = 16 * float(np.finfo(np.float32).eps)
-# In a dense sample, chains of close scores can span the whole range, so they are cut.
-_LONGEST = 2 * TOLERANCE
-_TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
 # A metric named calibration, as TorchRec's is, replaces the built-in one.
-_OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
+_OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration", "tasks", "loss"}
+_OF_LABEL = ("normalized_entropy", "auc", "log_loss", "calibration")
+#: Built-in metrics of each type of label.
+_FIGURES: dict[TaskType, tuple[str, ...]] = {
+    "binary": _OF_LABEL,
+    "weighted": _OF_LABEL,
+    "regression": tuple(f.name for f in fields(RegressionQuality) if f.name != "num_samples"),
+}
 
 
 def splits_of(registry: RunConfig) -> tuple[Split, ...]:
@@ -96,7 +94,8 @@ def evaluate(
     if split not in splits_of(registry):
         return None, {}
     entries = registry.entries("metric")
-    predictions, metrics = Predictions(), Metrics(registry.path, entries)
+    tasks = registry.dataset.schema().tasks
+    predictions, metrics = Predictions(tasks=tasks), Metrics(registry.path, entries, tasks)
     losses: list[Tensor] = []
     dmp.eval()
     with (
@@ -131,19 +130,20 @@ def _noted(
 
 
 class Predictions:
-    """Stores the logits and labels of this rank, with 8 bytes per row.
+    """Stores the logits and labels of this rank, with 8 bytes per row and task.
 
     ``window`` is the number of newest rows to keep, rounded to full batches; None keeps all.
-    ``num_samples`` is the number of rows currently stored.
+    ``tasks`` are the tasks of multi-task training, if there are several labels. ``num_samples`` is
+    the number of rows currently stored.
     """
 
-    def __init__(self, window: int | None = None) -> None:
-        self._window = window
+    def __init__(self, window: int | None = None, tasks: Sequence[Task] = ()) -> None:
+        self._window, self._tasks = window, tuple(tasks)
         self._kept: deque[Tensor] = deque()
         self.num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the logits and labels of one batch, ``[B]`` each."""
+        """Add the logits and labels of one batch, ``[B]`` each, or ``[B, T]`` of T tasks."""
         # Kept on the device, because a copy to the host would wait for the step.
         pair = torch.stack([logits.float(), labels.float()])
         self._kept.append(pair)
@@ -155,9 +155,18 @@ class Predictions:
 
     def summarize(self) -> Quality | None:
         """Return the quality over all ranks; None if no rank has rows. All ranks must call this."""
-        mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
+        empty = torch.zeros(2, 0, len(self._tasks)) if self._tasks else torch.zeros(2, 0)
+        mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else empty
         everyone = _gathered(mine.numpy())
-        return together(lambda: None if everyone is None else _of_all(everyone))[0]
+        return together(lambda: None if everyone is None else self._of_all(everyone))[0]
+
+    def _of_all(self, ranks: Iterable[Any]) -> Quality | None:
+        logits, labels = torch.cat([torch.from_numpy(rank) for rank in ranks], dim=1).double()
+        if not len(labels):
+            return None
+        return (
+            measure_tasks(self._tasks, logits, labels) if self._tasks else measure(logits, labels)
+        )
 
 
 def _gathered(mine: Any) -> list[Any] | None:
@@ -168,121 +177,40 @@ def _gathered(mine: Any) -> list[Any] | None:
     return everyone
 
 
-def _of_all(ranks: Iterable[Any]) -> Quality | None:
-    logits, labels = torch.cat([torch.from_numpy(rank) for rank in ranks], dim=1).double()
-    return measure(logits, labels) if len(labels) else None
-
-
-def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """Return the quality (AUC, normalized entropy and others) of logits and labels ``[N]``."""
-    num_samples = len(labels)
-    if unknown := int(logits.isnan().sum()):
-        raise RecdError(
-            f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, but its loss is "
-            "finite. Return the logits from which forward() computes the loss."
-        )
-    batch: dict[str, Any] = {
-        "predictions": {_TASK.name: torch.sigmoid(logits)},
-        "labels": {_TASK.name: labels},
-        "weights": {_TASK.name: torch.ones_like(labels)},
-    }
-    values = {}
-    for metric_class, arguments in ((NEMetric, {"include_logloss": True}), (CalibrationMetric, {})):
-        metric = metric_class(
-            world_size=1,
-            my_rank=0,
-            batch_size=num_samples,
-            tasks=[_TASK],
-            compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
-            window_size=num_samples,
-            **arguments,
-        )
-        metric.update(**batch)
-        for name, value in metric.local_compute().items():
-            values[name.partition("|")[2]] = float(value)
-    # Undefined if all labels are equal; TorchRec returns 1e12.
-    has_both = bool((labels != labels[0]).any())
-    return Quality(
-        normalized_entropy=values["local_lifetime_ne"] if has_both else math.nan,
-        auc=_auc(logits, labels) if has_both else math.nan,
-        num_samples=num_samples,
-        log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
-        calibration=values["local_lifetime_calibration"],
-        bins=calibration_bins(torch.sigmoid(logits).numpy(), labels.numpy()),
-    )
-
-
-def calibration_bins(
-    predictions: NDArray[np.floating], labels: NDArray[np.floating]
-) -> tuple[tuple[int, float, float], ...]:
-    """Return (count, mean prediction, mean label) per decile of predictions. Arguments: ``[N]``."""
-    edges = np.quantile(predictions, np.linspace(0.1, 0.9, 9))
-    bins = np.searchsorted(edges, predictions)
-    counts, *sums = (np.bincount(bins, weights) for weights in (None, predictions, labels))
-    return tuple(
-        (int(count), float(predicted / count), float(observed / count))
-        for count, predicted, observed in zip(counts, *sums, strict=True)
-        if count
-    )
-
-
-def _auc(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of positive-negative pairs in correct order; ties count half.
-
-    Scores in the same group of ``tie_groups`` are ties. TorchRec's AUC orders ties by its sort, so
-    it depends on the order of rows and on the number of ranks.
-    """
-    place = torch.from_numpy(tie_groups(logits.numpy()))
-    positives = torch.bincount(place, labels)
-    negatives = torch.bincount(place) - positives
-    below = negatives.cumsum(0) - negatives
-    wins = (positives * (below + negatives / 2)).sum()
-    return float(wins / positives.sum() / negatives.sum())
-
-
-def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return group numbers of scores; scores that are equal except for rounding share a group.
-
-    The logits of two equal rows can differ in their last bits if the rows have different positions
-    in a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of
-    neighbours is split into groups at most twice ``TOLERANCE`` wide, so two close scores in a
-    longer chain may be in different groups.
-
-    Args:
-        scores: logits or other scores ``[N]``; may contain infinite values, but no NaN.
-
-    Returns:
-        Group numbers ``[N]``, starting at 0. Larger scores have larger numbers.
-    """
-    values, place = np.unique(np.asarray(scores, np.float64), return_inverse=True)
-    if not len(values):
-        return place
-    size = np.maximum(1, np.minimum(np.abs(values[1:]), np.abs(values[:-1])))
-    starts = np.r_[True, np.diff(values) > TOLERANCE * size]
-    first = values[starts][np.cumsum(starts) - 1]
-    with np.errstate(invalid="ignore"):  # each infinite score forms a separate group
-        cell = (values - first) // (_LONGEST * np.maximum(1, np.abs(first)))
-    starts[1:] |= np.diff(np.nan_to_num(cell)) > 0
-    groups: NDArray[np.int64] = (np.cumsum(starts) - 1)[place]
-    return groups
-
-
 class Metrics:
-    """Computes the metric plugins of a run config for one split on one rank."""
+    """Computes the metric plugins of a run config for one split on one rank.
 
-    def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
-        self._path = path
-        self._entries = tuple(entries)
-        self._states = [entry.plugin.start() for entry in self._entries]
+    With several tasks, plugins measure each binary and weighted task over the rows that have its
+    label. The names of the results then start with the task, as in ``click.ndcg``.
+    """
+
+    def __init__(
+        self, path: Path, entries: Sequence[Entry[Metric]], tasks: Sequence[Task] = ()
+    ) -> None:
+        self._path, self._tasks = path, tuple(tasks)
+        #: Metric plugins, each with the column and the task that it measures.
+        measured = [(n, task) for n, task in enumerate(tasks) if not task.is_regression]
+        self._entries = [
+            (entry, *of) for of in (measured if tasks else [(0, None)]) for entry in entries
+        ]
+        self._states = [entry.plugin.start() for entry, *_ in self._entries]
         self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
-        """Update all metrics with the logits, labels and session ids ``[B]`` of a batch."""
+        """Update all metrics with the logits, labels (``[B]`` or ``[B, T]``) and session ids."""
         self._num_samples += len(labels)
         if not self._entries:
             return
-        batch = ScoredBatch(logits.detach().cpu().float(), labels.detach().cpu().float(), sessions)
-        for i, entry in enumerate(self._entries):
+        logits, labels = logits.detach().cpu().float(), labels.detach().cpu().float()
+        for i, (entry, column, task) in enumerate(self._entries):
+            batch = ScoredBatch(logits, labels, sessions)
+            if task is not None:
+                known = ~labels[:, column].isnan()
+                batch = ScoredBatch(
+                    logits[known, column],
+                    task.targets(labels[known, column]),
+                    None if sessions is None else sessions[known],
+                )
             with at_entry(self._path, entry), plugin_call(entry.plugin, "update"):
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
@@ -297,12 +225,13 @@ class Metrics:
         found: dict[str, float] = {}
         if not any(num_samples for num_samples, _ in ranks):
             return found
-        for i, entry in enumerate(self._entries):
+        for i, (entry, _, task) in enumerate(self._entries):
             with at_entry(self._path, entry), plugin_call(entry.plugin, "results"):
                 results = entry.plugin.results([states[i] for _, states in ranks])
             where = f"{self._path}:{entry.line} {entry.field}"
-            for name, value in results.items():
-                if name in found or name in _OF_QUALITY:
+            for metric, value in results.items():
+                name = metric if task is None else f"{task.name}.{metric}"
+                if name in found or metric in _OF_QUALITY:
                     raise PluginError(
                         f"{where}: metric {name!r} of plugin {entry.plugin.name!r} has the name of "
                         "a built-in metric or of another plugin's metric. Return another name "
@@ -335,11 +264,18 @@ def check_evaluation(registry: RunConfig) -> None:
         if not has_test
     ]
     if (spec := registry.training.validation) is not None:
-        known = [f.name for f in fields(Quality) if f.name not in ("num_samples", "bins")]
+        known = [*_FIGURES["binary"]]
         if validated_split(registry) not in splits_of(registry):
             text = f"validation needs a test split, but {why}. Remove this section, or {remedy}."
             wrong.append((0, "training.validation", text))
-        elif spec.metric not in known and not metrics:
+        elif (tasks := _tasks_of(registry)) and not _is_of_task(spec.metric, tasks, bool(metrics)):
+            names = [f"{task.name}.{name}" for task in tasks for name in _FIGURES[task.type]]
+            text = (
+                f"metric {spec.metric!r} names no task and metric of this dataset. Use one of: "
+                f"{', '.join(map(repr, ['loss', *names]))}."
+            )
+            wrong.append((0, "training.validation", text))
+        elif not tasks and spec.metric is not None and spec.metric not in known and not metrics:
             text = (
                 f"metric {spec.metric!r} is not a built-in metric ({', '.join(map(repr, known))}), "
                 "and the section metrics: is empty. Use a built-in metric, or add a metric "
@@ -348,6 +284,25 @@ def check_evaluation(registry: RunConfig) -> None:
             wrong.append((0, "training.validation", text))
     if wrong:
         raise RegistryError([Problem(str(registry.path), *each) for each in wrong])
+
+
+def _tasks_of(registry: RunConfig) -> tuple[Task, ...]:
+    try:
+        schema = registry.dataset.known_schema()
+    except RecdError:  # the data is not prepared yet
+        return ()
+    return () if schema is None else schema.tasks
+
+
+def _is_of_task(metric: str | None, tasks: Sequence[Task], more: bool) -> bool:
+    """Return whether a metric belongs to a task. ``more``: metric plugins may add metrics."""
+    if metric in (None, "loss"):
+        return True
+    name, _, of_task = str(metric).rpartition(".")
+    return any(
+        task.name == name and (of_task in _FIGURES[task.type] or (more and not task.is_regression))
+        for task in tasks
+    )
 
 
 class Validation:
@@ -361,14 +316,16 @@ class Validation:
         *,
         split: Split = "test",
         epoch_steps: int = 1,
+        tasks: Sequence[Task] = (),
     ) -> None:
         self._spec, self._step, self.split, self._epoch_steps = spec, step, split, epoch_steps
         self.every = spec.every or epoch_steps
-        self.curve = ValidationCurve(spec.metric, spec.best)
-        if before is not None and (before.metric, before.mode) == (spec.metric, spec.best):
+        self.metric = spec.metric or ("loss" if tasks else "normalized_entropy")
+        self.curve = ValidationCurve(self.metric, spec.best)
+        if before is not None and (before.metric, before.mode) == (self.metric, spec.best):
             self.curve = before
         best = self.curve.best
-        known = {} if best is None else {spec.metric: self.curve.values[best]}
+        known = {} if best is None else {self.metric: self.curve.values[best]}
         self._figures: Mapping[str, float | None] = known
 
     def due(self, step: int) -> bool:
@@ -403,16 +360,16 @@ class Validation:
     def add(self, step: int, measured: Measured) -> bool:
         """Add the results of a step; return True if they are the best so far."""
         values = _figures(measured)
-        if self._spec.metric not in values:
+        if self.metric not in values:
             raise RecdError(
-                f"training.validation.metric: no metric is named {self._spec.metric!r}. "
+                f"training.validation.metric: no metric is named {self.metric!r}. "
                 + (
                     f"Use one of: {', '.join(map(repr, values))}."
                     if values
                     else f"The {self.split} split has no rows. Use a larger {self.split} split."
                 )
             )
-        value = float(values[self._spec.metric])
+        value = float(values[self.metric])
         self.curve = self.curve.with_value(step, value if math.isfinite(value) else None)
         if self.curve.best_step != step:
             return False

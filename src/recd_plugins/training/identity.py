@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from recd_plugins.interfaces import (
     Table,
 )
 from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.interfaces.tasks import Task
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.versions import installed_set
@@ -93,6 +94,7 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
                 "sparse": list(schema.sparse),
                 "dense": list(schema.dense),
                 "label": schema.label,
+                **({"tasks": [asdict(task) for task in schema.tasks]} if schema.tasks else {}),
             },
             **identity_of_data(registry.dataset),
         },
@@ -162,7 +164,8 @@ def read_identity(checkpoint: Path) -> dict[str, Any]:
 def read_schema(checkpoint: Path) -> FeatureSchema:
     """Read the data columns that a checkpoint was trained on."""
     schema = read_identity(checkpoint)["data"]["schema"]
-    return FeatureSchema(tuple(schema["sparse"]), tuple(schema["dense"]), schema["label"])
+    tasks = tuple(Task(**task) for task in schema.get("tasks", ()))
+    return FeatureSchema(tuple(schema["sparse"]), tuple(schema["dense"]), schema["label"], tasks)
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:

@@ -31,6 +31,7 @@ from recd_plugins.config.entries import PluginStrategy, by_class, call_class
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
 from recd_plugins.interfaces.step_cost import STAGES, Channel, Stage, StageTimes, stage_of
+from recd_plugins.interfaces.tasks import Task
 from recd_plugins.runtime.machine import clock_of
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.evaluation import Predictions
@@ -422,11 +423,12 @@ class Measurement:
         first_step: int,
         *,
         breakdown: bool,
+        tasks: Sequence[Task] = (),
     ) -> None:
         self._model, self._parts, self._device = dmp.module, parts, device
         self._first_step = first_step
         self.stalls = StallMeter(device)
-        self.predictions = Predictions(window=_NEWEST_SAMPLES)
+        self.predictions = Predictions(_NEWEST_SAMPLES, tasks)
         channels = {
             channel: name for part in parts for channel, name in part.channels(dmp.module).items()
         }

@@ -184,7 +184,7 @@ class Result:
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
         del values["sections"], values["metrics"]
-        values["calibration_bins"] = None if self.test is None else self.test.bins
+        values["calibration_bins"] = None if self.test is None else _bins(self.test)
         for name in ("train", "test"):
             quality: Quality | None = getattr(self, name)
             values[name] = quality and quality.figures()
@@ -212,6 +212,13 @@ class Result:
         return [quality, speed] if splits else [speed]
 
 
+def _bins(quality: Quality) -> Any:
+    """Return the calibration bins, or with several tasks a dict from task to its bins."""
+    if not quality.tasks:
+        return quality.bins
+    return {name: each.bins for name, each in quality.tasks.items() if isinstance(each, Quality)}
+
+
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:
     """Return a dict from figure, such as the step time, to (value, unit)."""
     return figures_of(result.as_json())
@@ -225,7 +232,9 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
         quality = dict(given or {})
         if "num_samples" in quality:
             found[f"{split}_samples"] = (quality.pop("num_samples"), "")
-        found |= {f"{split}_{name}": (value, "loss") for name, value in quality.items()}
+        for name, value in quality.items():
+            unit = "" if name.endswith(".num_samples") else "loss"
+            found[f"{split}_{name}"] = (value, unit)
     found["samples_per_second"] = (values["samples_per_second"], "samples/s")
     found["step_seconds"] = (values["step_seconds"], "s")
     for stage, seconds in (values["stages"] or {}).items():
@@ -270,18 +279,33 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
     test = values["test"]
     if test is None:
         return []
-    train, entropy, auc = values["train"] or {}, test["normalized_entropy"], test["auc"] or 0.0
-    advice = []
-    if entropy is not None and (
-        told := worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
-    ):
-        advice.append(told)
-    if auc > _BEST_AUC:
-        advice.append(
-            f"The test AUC{f' of {whose}' if whose else ''}, {auc:.4f}, is suspiciously high. "
-            "Check for features that leak the label, and for test rows in the training data"
-        )
+    advice = entropy_advice(test, "test", whose, values["train"] or {})
+    for name, value in test.items():
+        task, _, metric = name.rpartition(".")
+        if metric == "auc" and (value or 0.0) > _BEST_AUC:
+            of = f" of {_whose(task, whose)}" if task or whose else ""
+            advice.append(
+                f"The test AUC{of}, {value:.4f}, is suspiciously high. Check for features that "
+                "leak the label, and for test rows in the training data"
+            )
     return advice
+
+
+def entropy_advice(
+    quality: Mapping[str, Any], split: str, whose: str = "", train: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return ``worse_than_base_rate`` for each label in the figures of a split."""
+    told = []
+    for name, entropy in quality.items():
+        task, _, metric = name.rpartition(".")
+        if metric == "normalized_entropy" and entropy is not None:
+            of = _whose(task, whose)
+            told.append(worse_than_base_rate(entropy, split, of, (train or {}).get(name)))
+    return [each for each in told if each]
+
+
+def _whose(task: str, run: str) -> str:
+    return f"{task} of {run}" if task and run else task or run
 
 
 def worse_than_base_rate(

@@ -243,6 +243,7 @@ class Trainer:
             device,
             self.first_step,
             breakdown=job.breakdown,
+            tasks=self.registry.dataset.schema().tasks,
         )
         self.pending: list[Tensor] = []
         self.losses = list(start.losses) or [math.nan] * start.step
@@ -492,6 +493,7 @@ class Trainer:
             self.progress.step,
             split=validated_split(self.registry),
             epoch_steps=max(1, len(self.loader)),
+            tasks=self.registry.dataset.schema().tasks,
         )
         if validation.stops:
             self._say(validation.advice)

@@ -53,7 +53,7 @@ class DatasetContract(PluginContract):
         assert isinstance(schema, FeatureSchema)
         assert isinstance(schema.sparse, tuple)
         assert isinstance(schema.dense, tuple), "feature names are tuples"
-        columns = [*schema.sparse, *schema.dense, schema.label]
+        columns = [*schema.sparse, *schema.dense, *schema.labels]
         assert len(set(columns)) == len(columns), "a column stands in the schema twice"
         assert not left_out.keys() & set(columns), "a column is left out and in the schema"
         assert all(left_out.values()), "left_out gives a reason for each column"
@@ -66,7 +66,7 @@ class DatasetContract(PluginContract):
                 assert pa.types.is_int64(ids), f"{name} is {kind}; ids are int64 or list<int64>"
             else:
                 assert pa.types.is_integer(kind) or pa.types.is_floating(kind), f"{name} is {kind}"
-        labels = set(rows.data.column(schema.label).to_pylist())
+        labels = set() if schema.tasks else set(rows.data.column(schema.label).to_pylist())
         assert labels <= {0, 1}, f"labels are 0 or 1, not {labels}"
 
     def test_splits_names_what_can_be_read(self, dataset: Dataset) -> None:
@@ -239,7 +239,7 @@ class DatasetContract(PluginContract):
             return
         assert all(isinstance(name, str) for pair in dataset.keys().items() for name in pair)
         schema = dataset.schema()
-        wanted = {*schema.sparse, *schema.dense, schema.label, keys.session, keys.timestamp}
+        wanted = {*schema.sparse, *schema.dense, *schema.labels, keys.session, keys.timestamp}
         scanned = list(dataset.scan(self.split))
         for rows in scanned:
             missing = wanted - set(rows.data.schema.names)

@@ -1,0 +1,171 @@
+"""Layers of multi-task models after the interaction: shared bottom, MMoE and PLE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.mlp import MLP
+
+from recd_plugins.config.schema import ModelSpec, MultiTaskSpec
+from recd_plugins.interfaces.tasks import Task
+
+
+class MultiTaskArch(nn.Module):
+    """Maps the interaction to one logit per task, with a tower MLP per task.
+
+    Args:
+        spec: ``multi_task`` selects the layers that tasks share, ``top_mlp`` their sizes.
+        in_features: width of the interaction.
+        tasks: the T tasks.
+    """
+
+    def __init__(self, spec: ModelSpec, in_features: int, tasks: Sequence[Task]) -> None:
+        super().__init__()
+        self.tasks = tuple(tasks)
+        options = spec.multi_task or MultiTaskSpec()
+        self.shared: SharedBottom | MixtureOfExperts | ExtractionLayers
+        if options.kind == "shared":
+            self.shared = SharedBottom(in_features, spec.top_mlp, len(tasks))
+        elif options.kind == "mmoe":
+            self.shared = MixtureOfExperts(in_features, spec.top_mlp, len(tasks), options.experts)
+        else:
+            self.shared = ExtractionLayers(in_features, spec.top_mlp, len(tasks), options)
+        width = _width(in_features, spec.top_mlp)
+        self.towers = nn.ModuleList(_tower(width, options.tower_mlp) for _ in tasks)
+
+    def forward(self, interactions: Tensor) -> Tensor:
+        """Map ``[B, in_features]`` to logits ``[B, T]``."""
+        inputs = self.shared(interactions)
+        logits = [tower(each) for tower, each in zip(self.towers, inputs, strict=True)]
+        return torch.cat(logits, dim=1)
+
+    def bottom_and_head(self) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+        """Return the shared bottom MLP, and a function from its output to the logits."""
+        assert isinstance(self.shared, SharedBottom)
+        return self.shared.bottom, self._head
+
+    def _head(self, shared: Tensor) -> Tensor:
+        return torch.cat([tower(shared) for tower in self.towers], dim=1)
+
+    def start_at(self, means: Mapping[str, float]) -> None:
+        """Set the last bias of each task so that it first predicts its mean target."""
+        for task, tower in zip(self.tasks, self.towers, strict=True):
+            mean = means.get(task.name, math.nan)
+            if not task.is_regression:
+                mean = math.log(mean / (1 - mean)) if 0 < mean < 1 else math.nan
+            if math.isfinite(mean):
+                assert isinstance(tower, nn.Sequential)
+                last = tower[-1]
+                assert isinstance(last, nn.Linear)
+                nn.init.constant_(last.bias, mean)
+
+
+def splits_first_layer(spec: ModelSpec) -> bool:
+    """Return whether the first layer after the interaction may run once per request.
+
+    Experts and gates have several first layers, which need the whole interaction of dot products.
+    """
+    shared = spec.multi_task is None or spec.multi_task.kind == "shared"
+    return spec.architecture == "dcn" or (shared and bool(spec.top_mlp))
+
+
+class SharedBottom(nn.Module):
+    """One MLP whose output all tasks use."""
+
+    def __init__(self, in_features: int, sizes: Sequence[int], num_tasks: int) -> None:
+        super().__init__()
+        self.num_tasks = num_tasks
+        self.bottom = _mlp(in_features, sizes)
+
+    def forward(self, inputs: Tensor) -> list[Tensor]:
+        """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
+        return [self.bottom(inputs)] * self.num_tasks
+
+
+class Experts(nn.Module):
+    """Several MLPs with the same input."""
+
+    def __init__(self, in_features: int, sizes: Sequence[int], num_experts: int) -> None:
+        super().__init__()
+        self.mlps = nn.ModuleList(_mlp(in_features, sizes) for _ in range(num_experts))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map ``[B, in_features]`` to ``[B, num_experts, width]``."""
+        return torch.stack([mlp(inputs) for mlp in self.mlps], dim=1)
+
+
+class MixtureOfExperts(nn.Module):
+    """Multi-gate mixture of experts (MMoE, Ma et al. 2018, section 4): a softmax gate per task."""
+
+    def __init__(
+        self, in_features: int, sizes: Sequence[int], num_tasks: int, num_experts: int
+    ) -> None:
+        super().__init__()
+        self.experts = Experts(in_features, sizes, num_experts)
+        self.gates = nn.ModuleList(nn.Linear(in_features, num_experts) for _ in range(num_tasks))
+
+    def forward(self, inputs: Tensor) -> list[Tensor]:
+        """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
+        outputs = self.experts(inputs)
+        return [_mixed(gate(inputs), outputs) for gate in self.gates]
+
+
+class ExtractionLayers(nn.Module):
+    """Progressive layered extraction (PLE, Tang et al. 2020, section 4).
+
+    Each layer has experts of every task and shared experts. The gate of a task mixes its own and
+    the shared experts. The gate of the shared part, in all but the last layer, mixes all experts.
+    """
+
+    def __init__(
+        self, in_features: int, sizes: Sequence[int], num_tasks: int, options: MultiTaskSpec
+    ) -> None:
+        super().__init__()
+        counts = [options.task_experts] * num_tasks + [options.experts]
+        self.experts, self.gates = nn.ModuleList(), nn.ModuleList()
+        width = in_features
+        for layer in range(options.layers):
+            self.experts.append(nn.ModuleList(Experts(width, sizes, each) for each in counts))
+            mixed = [options.task_experts + options.experts] * num_tasks
+            if layer < options.layers - 1:
+                mixed.append(sum(counts))
+            self.gates.append(nn.ModuleList(nn.Linear(width, count) for count in mixed))
+            width = _width(width, sizes)
+        self.num_tasks = num_tasks
+
+    def forward(self, inputs: Tensor) -> list[Tensor]:
+        """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
+        states = [inputs] * (self.num_tasks + 1)  # of the tasks, and the shared state
+        for experts, gates in zip(self.experts, self.gates, strict=True):
+            assert isinstance(experts, nn.ModuleList)
+            assert isinstance(gates, nn.ModuleList)
+            outputs = [part(state) for part, state in zip(experts, states, strict=True)]
+            mixed = [torch.cat([own, outputs[-1]], dim=1) for own in outputs[:-1]]
+            mixed.append(torch.cat(outputs, dim=1))
+            # The last layer has no gate of the shared state.
+            states = [
+                _mixed(gate(state), of_gate)
+                for gate, state, of_gate in zip(gates, states, mixed, strict=False)
+            ]
+        return states
+
+
+def _mixed(gate: Tensor, outputs: Tensor) -> Tensor:
+    """Return the sum of expert outputs ``[B, E, width]``, weighted by gate logits ``[B, E]``."""
+    weighted: Tensor = torch.bmm(gate.softmax(dim=1).unsqueeze(1), outputs)
+    return weighted.squeeze(1)
+
+
+def _mlp(in_features: int, sizes: Sequence[int]) -> nn.Module:
+    return MLP(in_features, list(sizes), bias=True, activation="relu")
+
+
+def _tower(in_features: int, sizes: Sequence[int]) -> nn.Sequential:
+    return nn.Sequential(_mlp(in_features, sizes), nn.Linear(_width(in_features, sizes), 1))
+
+
+def _width(in_features: int, sizes: Sequence[int]) -> int:
+    return sizes[-1] if sizes else in_features
