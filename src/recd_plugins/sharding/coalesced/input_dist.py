@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.coalesced.kernels import number_ids
+from recd_plugins.sharding.coalesced.kernels import number_rows
 
 
 @dataclass(frozen=True)
@@ -150,18 +150,17 @@ def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
     unique, inverse = torch.empty_like(ids), torch.empty(len(ids), dtype=torch.int64)
-    counts = np.empty(len(sizes), np.int64)
-    largest = max(1, *sizes)
-    slots = np.empty(1 << (2 * largest - 1).bit_length(), np.int32)
-    number_ids(
-        ids.contiguous().numpy(),
-        np.asarray(sizes, np.int64),
-        slots,
-        unique.numpy(),
-        inverse.numpy(),
-        counts,
-    )
-    return Unique(unique[: int(counts.sum())], counts.tolist(), inverse, [0] * len(sizes))
+    slots = np.empty(1 << (2 * max(1, *sizes) - 1).bit_length(), np.int32)
+    given, distinct = ids.contiguous().numpy()[:, None], unique.numpy()[:, None]
+    counts, start, numbers = list[int](), 0, inverse.numpy()
+    for size in sizes:
+        end, first = start + size, sum(counts)
+        # Use only as many slots as this segment needs, so that clearing them stays cheap.
+        own = slots[: 1 << (2 * size - 1).bit_length()]
+        count = number_rows(given[start:end], own, numbers[start:end], distinct[first:])
+        counts.append(int(count))
+        start = end
+    return Unique(unique[: sum(counts)], counts, inverse, [0] * len(sizes))
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:

@@ -17,49 +17,6 @@ _HIGH = u64(32)
 
 
 @numba.njit(cache=True, nogil=True)
-def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, counts: Any) -> None:
-    """Number the distinct ids of each segment from 0, in order of first occurrence.
-
-    Args:
-        ids: ``[n]``, the ids of all segments in order.
-        sizes: int64 ``[num_segments]``, number of ids in each segment.
-        slots: int32 scratch array; its length is a power of two and at least twice ``max(sizes)``.
-        unique: output ``[n]`` of the dtype of ``ids``, the distinct ids of all segments in order.
-        inverse: output int64 ``[n]``, the number of each id in its segment.
-        counts: output int64 ``[num_segments]``, the number of distinct ids per segment.
-    """
-    start = 0
-    first = 0
-    for segment in range(len(sizes)):
-        size = sizes[segment]
-        # Use only as many slots as this segment needs, so that clearing them stays cheap.
-        num_slots = 2
-        while num_slots < 2 * size:
-            num_slots *= 2
-        mask = u64(num_slots - 1)
-        slots[:num_slots] = -1
-        count = 0
-        for position in range(start, start + size):
-            value = ids[position]
-            slot = ((u64(value) * _MULTIPLIER) >> _HIGH) & mask
-            while True:
-                number = slots[slot]
-                if number < 0:
-                    number = count
-                    slots[slot] = count
-                    unique[first + count] = value
-                    count += 1
-                    break
-                if unique[first + number] == value:
-                    break
-                slot = (slot + u64(1)) & mask
-            inverse[position] = number
-        counts[segment] = count
-        start += size
-        first += count
-
-
-@numba.njit(cache=True, nogil=True)
 def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
     """Copy rows ``[R, D]`` by index: ``out[i, column:column + D] = rows[index[i]]``."""
     for position in range(len(index)):
