@@ -36,6 +36,7 @@ def register_plugins() -> Sequence[type[Plugin]]:
         pooling.MaxPooling,
         pooling.MeanPooling,
         pooling.SumPooling,
+        pooling.TargetAttentionPooling,
         pooling.TransformerPooling,
         WholeRequests,
     ]

@@ -103,6 +103,73 @@ class DinPooling(TargetPooling):
         return pool_for_targets(modules, sequences, targets, inverse)
 
 
+class TargetAttentionPooling(TargetPooling):
+    """Pools a sequence by layers of attention with the target item as query.
+
+    Keys and values are projected once per unique row. Stacked cross-attention with a single query,
+    as in STCA (arXiv 2511.06077). One layer without options is ``recd.din``.
+    """
+
+    name = "recd.target_attention"
+    always_trained = True
+
+    class Options(PluginOptions):
+        target: str = Field(
+            min_length=1, description="Feature of the target item, whose vector is the query."
+        )
+        layers: int = Field(default=2, gt=0, description="Number of attention layers.")
+        heads: int = Field(
+            default=2, gt=0, description="Number of attention heads. Must divide embedding_dim."
+        )
+        feed_forward: int | None = Field(
+            default=None,
+            gt=0,
+            description="Hidden size of a feed-forward network after each layer; null for none.",
+        )
+        positions: int | None = Field(
+            default=None,
+            gt=0,
+            description="Number of learned position vectors, counted from the end of the sequence; "
+            "null for none.",
+        )
+        encoder_layers: int = Field(
+            default=0,
+            ge=0,
+            description="Number of transformer layers that encode each unique sequence first.",
+        )
+
+    options: Options
+
+    @property
+    def target(self) -> str:
+        return self.options.target
+
+    def build(self, embedding_dim: int) -> nn.Module:
+        from recd_plugin_recd.pooling.target_attention import StackedTargetAttention
+
+        options = self.options
+        _check_heads(self.name, options.heads, embedding_dim)
+        return StackedTargetAttention(
+            embedding_dim,
+            options.heads,
+            options.layers,
+            options.feed_forward,
+            options.positions,
+            options.encoder_layers,
+        )
+
+    def pool_for(
+        self,
+        modules: Sequence[Any],
+        sequences: Sequence[JaggedTensor],
+        targets: Tensor,
+        inverse: Tensor | None,
+    ) -> Tensor:
+        from recd_plugin_recd.pooling.target_attention import pool_stacked
+
+        return pool_stacked(modules, sequences, targets, inverse)
+
+
 class TransformerPooling(_SelfAttentionPooling):
     """Pools a sequence by a transformer encoder, followed by the mean of its outputs."""
 

@@ -103,7 +103,7 @@ def pool_for_targets(
     if inverse is not None:
         filled = filled.index_select(0, inverse)
     if inverse is not None and not traced:
-        blocks = _blocks(inverse, num_rows=sequences[0].lengths().numel())
+        blocks = blocks_of(inverse, num_rows=sequences[0].lengths().numel())
         sequences = [jagged_index_select(each, blocks.rows) for each in sequences]
         queries = [blocks.gather(each) for each in queries]
     dim = targets.shape[1]
@@ -185,18 +185,20 @@ def _sigmoid_sums(queries: Tensor, values: Tensor, valid: Tensor | None, *, scal
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class Blocks:
     """Batch rows, grouped into blocks of rows with the same unique row.
 
     Attributes:
         rows: the unique row of each block, int64 ``[num_blocks]``.
         width: number of slots per block. Unused slots are padding.
         places: the slot of each batch row, int64 ``[B]``, below ``num_blocks * width``.
+        one_per_row: whether block i is the only block of unique row i.
     """
 
     rows: Tensor
     width: int
     places: Tensor
+    one_per_row: bool
 
     def gather(self, vectors: Tensor) -> Tensor:
         """Copy ``[B, heads, D]`` to blocks ``[num_blocks, width * heads, D]``, zero-padded."""
@@ -211,13 +213,17 @@ class _Blocks:
         return placed.index_select(0, self.places).view(-1, heads, vectors.shape[2])
 
 
-def _blocks(inverse: Tensor, num_rows: int) -> _Blocks:
-    width = -(-inverse.numel() // max(num_rows, 1))
+def blocks_of(inverse: Tensor, num_rows: int) -> Blocks:
+    """Group batch rows into blocks. At most half of the slots are padding, or one per row."""
     ordered, order = inverse.sort(stable=True)
     counts = torch.bincount(inverse, minlength=num_rows)
+    width = -(-inverse.numel() // max(num_rows, 1))
+    most = int(counts.max()) if num_rows else 0
+    if num_rows * most <= 2 * inverse.numel():
+        width = most  # one block per unique row, so that no sequence is copied
     num_blocks = (counts + width - 1) // max(width, 1)
     nth = torch.arange(inverse.numel(), device=inverse.device) - jagged.offsets_of(counts)[ordered]
     places = torch.empty_like(inverse)
     places[order] = jagged.offsets_of(num_blocks)[ordered] * width + nth
     rows = torch.repeat_interleave(num_blocks)
-    return _Blocks(rows, width, places)
+    return Blocks(rows, width, places, bool((num_blocks == 1).all()))

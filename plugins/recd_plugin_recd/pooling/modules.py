@@ -131,6 +131,26 @@ def pool_by_transformer(
     return rows.zero_where_empty(pooled)
 
 
+def encode(
+    stacks: Sequence[Sequence[EncoderLayer]], sequences: Sequence[JaggedTensor], heads: int
+) -> list[Tensor]:
+    """Encode the values of several features with layers (pre-norm) of one module per feature.
+
+    Args:
+        stacks: the modules of each layer.
+        sequences: embeddings ``[num_values, D]`` of R rows, for each feature.
+        heads: number of attention heads.
+
+    Returns:
+        ``[num_values, D]`` for each feature.
+    """
+    rows = attention_rows(sequences)
+    values = [sequence.values() for sequence in sequences]
+    for layers in stacks:
+        values = _layer(layers, values, rows, heads, pre=True)
+    return values
+
+
 def _attended(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:

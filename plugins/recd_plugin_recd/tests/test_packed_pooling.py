@@ -13,12 +13,14 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugin_recd.pooling import (
     AttentionPooling,
     DinPooling,
+    TargetAttentionPooling,
     TransformerPooling,
     din_modules,
     modules,
     packed,
+    target_attention,
 )
-from recd_plugins.api import ModelInput, Pooling, SequencePooling
+from recd_plugins.api import ModelInput, Pooling, SequencePooling, TargetPooling
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.attention_kernel import attention_kernel
 from recd_plugins.testing.fake_cuda import HostCounts, fake_cuda, host_counts
@@ -65,14 +67,23 @@ def test_packed_rows_are_pooled_as_on_cpu(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
+STACKED = {"target": "item", "feed_forward": 8, "positions": 4, "encoder_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        *(DinPooling(DinPooling.Options(target="item", heads=heads)) for heads in (1, 2, 3)),
+        TargetAttentionPooling(TargetAttentionPooling.Options(target="item", heads=3)),
+        TargetAttentionPooling(TargetAttentionPooling.Options.model_validate(STACKED)),
+    ],
+)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("lengths", [[3, 0, 5, 1], [0, 0, 0, 0], [40, 0, 2, 1]])
 def test_targets_attend_to_packed_rows_as_on_cpu(
-    heads: int, shared: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+    pooling: TargetPooling, shared: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    pooling = DinPooling(DinPooling.Options(target="item", heads=heads))
     of_features = [randomized(pooling.build(DIM)) for _ in range(3)]
     sequences = [sequence(lengths), sequence(lengths[::-1]), sequence(lengths)]
     inverse = torch.tensor([2, 0, 0, 1, 3, 3, 0, 2]) if shared else None
@@ -86,9 +97,10 @@ def test_targets_attend_to_packed_rows_as_on_cpu(
         return [vectors, *torch.autograd.grad((vectors * weights).sum(), inputs)]
 
     expected = pooled()
-    monkeypatch.setattr(din_modules, "can_pack", lambda sequences: True)
+    for module in (din_modules, target_attention):
+        monkeypatch.setattr(module, "can_pack", lambda sequences: True)
     with attention_kernel():
-        torch.testing.assert_close(pooled(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(pooled(), expected, rtol=1e-5, atol=1e-5)
 
 
 def randomized(module: nn.Module) -> nn.Module:

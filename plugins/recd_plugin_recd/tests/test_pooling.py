@@ -21,6 +21,7 @@ from recd_plugin_recd.pooling import (
 from recd_plugin_recd.pooling.din_modules import TargetAttention
 from recd_plugin_recd.pooling.modules import EncoderLayer, SelfAttention, Transformer
 from recd_plugin_recd.pooling.rows import JaggedRows, _cut
+from recd_plugin_recd.pooling.target_attention import StackedTargetAttention
 from recd_plugins.interfaces import Pooling
 
 DIM = 8
@@ -137,6 +138,67 @@ def test_din_is_attention_of_each_target(
         ]
         inputs = [jagged.values(), targets]
         compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("shared", ["some", "one_row", "none"])
+def test_stacked_target_attention_is_layers_of_din(shared: str, layers: int, device: str) -> None:
+    torch.manual_seed(0)
+    module = StackedTargetAttention(DIM, 2, layers, feed_forward=6, positions=3)
+    random_(module)
+    module.to(device)
+    for lengths in LENGTHS[:3] + LENGTHS[4:]:
+        num_rows = len(lengths)
+        inverse = {
+            "some": torch.randint(num_rows, (11,)),
+            "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
+            "none": torch.randperm(num_rows),
+        }[shared].to(device)
+        jagged = sequences(lengths, device)
+        targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
+        rows = torch.split(jagged.values(), lengths)
+        nothing = jagged.values().sum() * 0
+        expected = [
+            by_layers(module, target, rows[row]) if lengths[row] else target * 0 + nothing
+            for target, row in zip(targets, inverse.tolist(), strict=True)
+        ]
+        inputs = [jagged.values(), targets]
+        compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
+
+
+def by_layers(module: StackedTargetAttention, query: Tensor, row: Tensor) -> Tensor:
+    assert module.positions is not None
+    from_end = torch.arange(len(row)).flip(0).clamp(max=2)
+    row = row + module.positions[from_end.to(row.device)]
+    for number, layer in enumerate(module.layers):
+        assert isinstance(layer, TargetAttention)
+        found = one_target(layer, query, row)
+        last = number == len(module.layers) - 1
+        query = found if last else module.norms[number](query + found)
+        query = query + module.feed_forwards[number](query)
+    return query
+
+
+def test_target_attention_stores_no_value_per_candidate_and_position() -> None:
+    """Saved activations of 2,000 candidates of 10 histories are far below [B, L, D]."""
+    candidates, length = 200, 300
+    module = StackedTargetAttention(DIM, 2, 2)
+    jagged = sequences([length] * 10)
+    inverse = torch.arange(10).repeat_interleave(candidates)
+    targets = torch.randn(len(inverse), DIM, requires_grad=True)
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(jagged, targets, inverse)
+    per_row_and_position = len(inverse) * length * DIM * 4
+    assert sum(saved.values()) < per_row_and_position / 10
+    assert max(saved.values()) < per_row_and_position / 50
 
 
 def one_target(module: TargetAttention, target: Tensor, row: Tensor) -> Tensor:

@@ -1,0 +1,271 @@
+"""Stacked target attention: candidates attend in several layers to the history of their request.
+
+Keys and values of a history are projected once per layer and unique row. The candidates of a unique
+row form one block of queries, as in ``din_modules``. So memory is proportional to the stored values
+and to the rows, and no tensor has a value per row and position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugin_recd.pooling.din_modules import TargetAttention, blocks_of
+from recd_plugin_recd.pooling.modules import EncoderLayer, encode
+from recd_plugin_recd.pooling.packed import PackedRows, aligned, attention, can_pack
+from recd_plugin_recd.pooling.rows import JaggedRows, TracedRows, is_traced
+from recd_plugins.api import jagged
+
+#: Function of a layer's modules and its queries, ``[B, D]`` per feature, that returns its sums.
+Attend = Callable[[Sequence[TargetAttention], Sequence[Tensor]], list[Tensor]]
+
+
+class StackedTargetAttention(nn.Module):
+    """Layers of multi-head attention from a target to a sequence; one layer is ``recd.din``.
+
+    All but the last layer add their result to the query and normalize it.
+
+    Args:
+        embedding_dim: dimension D of targets and sequences.
+        heads: number of attention heads.
+        layers: number of attention layers.
+        feed_forward: hidden size of a feed-forward network after each layer; None for none.
+        positions: number of learned position vectors, counted from the end of a sequence; None for
+            no position encoding. Earlier values share the last position vector.
+        encoder_layers: number of transformer layers that encode the sequences of unique rows.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        heads: int,
+        layers: int,
+        feed_forward: int | None = None,
+        positions: int | None = None,
+        encoder_layers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.layers = nn.ModuleList(
+            TargetAttention(embedding_dim, heads, "softmax") for _ in range(layers)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(embedding_dim) for _ in range(layers - 1))
+        self.feed_forwards = nn.ModuleList()
+        if feed_forward is not None:
+            self.feed_forwards.extend(
+                _feed_forward(embedding_dim, feed_forward) for _ in range(layers)
+            )
+        shape = (positions or 0), embedding_dim
+        self.positions = nn.Parameter(0.02 * torch.randn(shape)) if positions else None
+        self.encoder = nn.ModuleList(
+            EncoderLayer(embedding_dim, 4 * embedding_dim) for _ in range(encoder_layers)
+        )
+
+    def forward(
+        self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
+    ) -> Tensor:
+        """Pool the sequences of one feature for each target: ``[B, D]``. See ``pool_stacked``."""
+        return pool_stacked([self], [sequences], targets, inverse)[:, 0]
+
+    def with_positions(self, sequences: JaggedTensor) -> Tensor:
+        """Return the values plus the vector of their position from the end, ``[num_values, D]``."""
+        values, lengths = sequences.values(), sequences.lengths().long()
+        if self.positions is None:
+            return values
+        ends = lengths.cumsum(0).repeat_interleave(lengths, output_size=values.shape[0])
+        from_end = ends - 1 - torch.arange(values.shape[0], device=values.device)
+        return values + self.positions[from_end.clamp(max=self.positions.shape[0] - 1)]
+
+
+def _feed_forward(dim: int, hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim)
+    )
+
+
+def pool_stacked(
+    modules: Sequence[StackedTargetAttention],
+    sequences: Sequence[JaggedTensor],
+    targets: Tensor,
+    inverse: Tensor | None,
+) -> Tensor:
+    """Pool the sequences of several features for each target, with one module per feature.
+
+    Args:
+        modules: module of each feature, all with the same options.
+        sequences: embeddings ``[num_values, D]`` of U rows, for each feature.
+        targets: vectors of the target items, ``[B, D]``.
+        inverse: sequence of each target, int64 ``[B]``, 0 to U - 1; None if U equals B.
+
+    Returns:
+        ``[B, num_features, D]``, with zeros for empty sequences.
+    """
+    values = [module.with_positions(each) for module, each in zip(modules, sequences, strict=True)]
+    rows = [
+        JaggedTensor(each, lengths=sequence.lengths())
+        for each, sequence in zip(values, sequences, strict=True)
+    ]
+    encoders = list(zip(*(module.encoder for module in modules), strict=True))
+    if encoders:
+        encoded = encode(encoders, rows, modules[0].heads)
+        rows = [
+            JaggedTensor(each, lengths=sequence.lengths())
+            for each, sequence in zip(encoded, sequences, strict=True)
+        ]
+    attend: Attend
+    if can_pack(sequences):
+        attend, targets, order = _packed(sequences, rows, targets, inverse)
+    else:
+        attend, order = _blocked(rows, inverse), None
+    vectors = [targets] * len(modules)
+    stacks: list[Any] = list(zip(*(module.layers for module in modules), strict=True))
+    last = len(stacks) - 1
+    for number, layers in enumerate(stacks):
+        sums = attend(layers, vectors)
+        if number < last:
+            sums = [
+                module.norms[number](query + each)
+                for module, query, each in zip(modules, vectors, sums, strict=True)
+            ]
+        vectors = sums
+        if modules[0].feed_forwards:
+            vectors = [
+                each + module.feed_forwards[number](each)
+                for module, each in zip(modules, vectors, strict=True)
+            ]
+    pooled = torch.stack(vectors, dim=1)
+    if order is not None:
+        pooled = torch.empty_like(pooled).index_copy(0, order, pooled)
+    filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
+    if inverse is not None:
+        filled = filled.index_select(0, inverse)
+    return torch.where(filled.unsqueeze(2), pooled, 0)
+
+
+def _keys_and_values(module: TargetAttention, values: Tensor) -> Tensor:
+    """Project the values of unique rows to keys and values, ``[num_values, 2 * D]``."""
+    key, value = module.key_projection, module.value_projection
+    bias = torch.cat([torch.zeros_like(value.bias), value.bias])
+    return F.linear(values, torch.cat([key.weight, value.weight]), bias)
+
+
+def _blocked(rows: Sequence[JaggedTensor], inverse: Tensor | None) -> Attend:
+    """Attend in blocks of queries with the same unique row, which padded buckets contain."""
+    traced = is_traced()
+    blocks = None
+    index: list[Tensor | None] = [None] * len(rows)
+    lengths = [each.lengths() for each in rows]
+    if inverse is not None and not traced:
+        blocks = blocks_of(inverse, num_rows=lengths[0].numel())
+        if not blocks.one_per_row:
+            found = [jagged.positions_of_rows(each.offsets(), blocks.rows) for each in rows]
+            index = [positions for positions, _ in found]
+            lengths = [each for _, each in found]
+    measured = [
+        JaggedTensor(each.values() if at is None else at.unsqueeze(1), lengths=of_rows)
+        for each, at, of_rows in zip(rows, index, lengths, strict=True)
+    ]
+    jagged_rows = TracedRows(measured, inverse) if traced else JaggedRows(measured)
+
+    def attend(modules: Sequence[TargetAttention], queries: Sequence[Tensor]) -> list[Tensor]:
+        projected = [
+            _keys_and_values(module, each.values())
+            for module, each in zip(modules, rows, strict=True)
+        ]
+        known = [
+            each if at is None else each.index_select(0, at)
+            for each, at in zip(projected, index, strict=True)
+        ]
+        asked = [
+            module.query_projection(each).unsqueeze(1)
+            for module, each in zip(modules, queries, strict=True)
+        ]
+        if blocks is not None:
+            asked = [blocks.gather(each) for each in asked]
+        sums = jagged_rows.weighted_sums(
+            torch.cat(asked), torch.cat(known), partial(_multi_head, heads=modules[0].heads)
+        )
+        return [
+            module.out_projection(
+                each.flatten(1) if blocks is None else blocks.scatter(each, 1).flatten(1)
+            )
+            for module, each in zip(modules, torch.split(sums, jagged_rows.num_rows), strict=True)
+        ]
+
+    return attend
+
+
+def _multi_head(queries: Tensor, known: Tensor, valid: Tensor | None, *, heads: int) -> Tensor:
+    """Attend from ``[n, Q, D]`` to keys and values ``[n, L, 2 * D]``. Returns ``[n, Q, D]``."""
+    num_rows, num_queries, dim = queries.shape
+    query = queries.view(num_rows, num_queries, heads, -1).transpose(1, 2)
+    parts = known.view(num_rows, known.shape[1], 2, heads, dim // heads)
+    key, value = (each.transpose(1, 2) for each in parts.unbind(2))
+    mask = None if valid is None else valid.unsqueeze(1)
+    sums = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return sums.transpose(1, 2).reshape(num_rows, num_queries, dim)
+
+
+def _packed(
+    sequences: Sequence[JaggedTensor],
+    rows: Sequence[JaggedTensor],
+    targets: Tensor,
+    inverse: Tensor | None,
+) -> tuple[Attend, Tensor, Tensor | None]:
+    """Do the same as ``_blocked`` on CUDA, without padding.
+
+    Returns:
+        The function, the targets sorted by their sequence, and the order of the targets.
+    """
+    packed, order = PackedRows(sequences), None
+    batch_size, num_features = targets.shape[0], len(rows)
+    every_row = torch.arange(packed.num_rows + 1, device=targets.device)
+    borders, most = every_row, 1
+    if inverse is not None:
+        of_target, order = inverse.sort(stable=True)
+        targets = targets.index_select(0, order)
+        borders = torch.searchsorted(of_target, every_row)
+        most = int(borders.diff().max()) if batch_size else 0
+    starts = torch.arange(num_features, device=targets.device).unsqueeze(1) * batch_size
+    all_borders = F.pad((starts + borders[:-1]).flatten(), (0, 1), value=num_features * batch_size)
+
+    def attend(modules: Sequence[TargetAttention], queries: Sequence[Tensor]) -> list[Tensor]:
+        heads, size = modules[0].heads, targets.shape[1] // modules[0].heads
+        projected = torch.cat(
+            [
+                _keys_and_values(module, each.values())
+                for module, each in zip(modules, rows, strict=True)
+            ]
+        )
+        asked = torch.cat(
+            [module.query_projection(each) for module, each in zip(modules, queries, strict=True)]
+        )
+        if not most or not packed.longest:
+            sums = asked + projected.sum()
+        else:
+            key, value = projected.view(-1, 2, heads, size).unbind(1)
+            query = asked.view(-1, heads, size)
+            of_queries, of_values = (all_borders, most), (packed.offsets, packed.longest)
+            sums = attention(
+                aligned(query), aligned(key), aligned(value), of_queries, of_values, size**-0.5
+            )
+            # The kernel leaves attention to empty sequences undefined.
+            filled = packed.filled.flatten()[_rows_of(all_borders, len(asked))]
+            sums = torch.where(filled.unsqueeze(1), sums[..., :size].flatten(1), 0)
+        return [
+            module.out_projection(each)
+            for module, each in zip(modules, sums.view(num_features, batch_size, -1), strict=True)
+        ]
+
+    return attend, targets, order
+
+
+def _rows_of(borders: Tensor, num_queries: int) -> Tensor:
+    """Return the row of each query, int64 ``[num_queries]``."""
+    return torch.repeat_interleave(borders.diff(), output_size=num_queries)
