@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +19,8 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 
-from benchmarks._measure import Device, from_every_rank, keep_freed_memory
-from benchmarks._ranks import RankTrainer
+from benchmarks._measure import Device, from_every_rank
+from benchmarks._ranks import RankTrainer, first_batches, freeze_objects, start_rank
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
 from recd_plugins.config import TrainingSpec
 from recd_plugins.config.from_file import load_registry
@@ -30,7 +28,6 @@ from recd_plugins.config.run_config import RunConfig
 from recd_plugins.interfaces.step_cost import Stage, StageTimes, stage_of
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.measurement import (
@@ -51,16 +48,10 @@ _POOLING = "## sequence pooling ##"
 class Variant:
     """One variant of a model in the ablation.
 
-    Attributes:
-        name: name in reports.
-        layout: row order of the training table: ``stream`` (by time) or ``clustered`` (by session).
-        side: ``plugins``, or ``baseline`` for stock TorchRec on plain KeyedJaggedTensors.
-        pool_rows: whether sequence pooling computes ``unique`` rows only, or ``all`` rows.
-        batch: factor that multiplies the model's batch size.
-        dim: factor that multiplies the model's embedding dimension.
-        sharders: ``side`` for the default sharders of ``side``; ``index_dedup`` for TorchRec's
-            sharders with ``use_index_dedup``; ``plugins`` for the sharders of recd-plugins.
-        compiled: whether to apply torch.compile to the interaction and the MLPs.
+    The training table is ordered by time (``stream``) or by session (``clustered``). ``baseline``
+    is stock TorchRec on plain KeyedJaggedTensors. ``batch`` and ``dim`` multiply the model's batch
+    size and embedding dimension. ``index_dedup`` are TorchRec's sharders with ``use_index_dedup``.
+    ``compiled`` applies torch.compile to the interaction and the MLPs.
     """
 
     name: str
@@ -96,13 +87,8 @@ class Variant:
 class Job:
     """Job description that is pickled and sent to the ranks.
 
-    Attributes:
-        registries: registry file of the model for each table layout.
-        num_batches: number of batches per rank, which are repeated. A variant with larger batches
-            uses fewer.
-        turns: timed turns of each variant. One more turn warms up.
-        steps: timed steps per turn. One more step warms up.
-        profiled: number of profiled turns of each variant.
+    Batches are repeated; a variant with larger batches uses fewer. One more turn, and one more step
+    per turn, warm up. ``profiled`` turns follow.
     """
 
     registries: Mapping[str, Path]
@@ -119,18 +105,14 @@ class Measured:
     """Measurements of one variant over all ranks.
 
     Attributes:
-        batch_size: rows per step and rank.
         seconds: wall time of a step, one value per turn.
-        num_batches: number of batches per rank, which are repeated.
-        losses: loss of each step, averaged over ranks.
         bytes_by_kind: bytes that all ranks send per step, keyed by kind of collective.
         ids: ids that all ranks look up per step, keyed by feature.
         sent: bytes that all ranks send per step if each table is on one rank, from the batches.
         stages: seconds per step of each stage, averaged over ranks.
         pooling: fraction of stages ``gemm`` and ``other`` spent in sequence pooling; CPU only.
         static_bytes: bytes of parameters and optimizer state on the rank with the most memory.
-        peak_bytes: peak memory of a step on the same rank, without ``static_bytes``.
-        mean_bytes: mean memory of a step on the same rank, without ``static_bytes``.
+        peak_bytes, mean_bytes: memory of a step on the same rank, without ``static_bytes``.
         failure: why the variant could not be trained; None if it was trained.
     """
 
@@ -151,9 +133,7 @@ class Measured:
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     """Measure all variants of a job and return the results keyed by variant name. Collective."""
-    silence_upstream()
-    # Otherwise the kernel zeroes the pages of each large tensor, most of all for the baseline.
-    keep_freed_memory()
+    start_rank()
     device = torch.device(job.device, rank) if job.device == "cuda" else torch.device("cpu")
     trainers: dict[str, _Trainer] = {}
     result: dict[str, Measured] = {}
@@ -162,9 +142,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         result[variant.name] = Measured(failure=failure)
         if trainer is not None:
             trainers[variant.name] = trainer
-    # All objects so far are permanent, so the garbage collector need not scan them.
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     for name, trainer in trainers.items():
         found = result[name]
         found.batch_size, found.num_batches = trainer.batch_size, len(trainer.batches)
@@ -173,7 +151,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         found.sent = sum(from_every_rank(trainer.sent_bytes()))
     for turn in range(job.turns + 1):
         for name, trainer in trainers.items():
-            spent, _ = trainer.turn(job.steps)
+            spent = trainer.turn(job.steps)
             if turn:
                 result[name].seconds.append(spent)
     for _ in range(job.profiled):
@@ -219,10 +197,7 @@ class _Trainer(RankTrainer):
         )
         self.batch_size = registry.training.batch_size
         self.dmp, self.optimizer = parts.dmp, parts.optimizer
-        loader = parts.prepared.dataloader(
-            rank=dist.get_rank(), world_size=dist.get_world_size(), device=device
-        )
-        batches = list(islice(loader, max(2, num_batches // variant.batch)))
+        batches = first_batches(parts, device, max(2, num_batches // variant.batch))
         pipeline = parts.prepared.train_pipeline(self.dmp, self.optimizer, device)
         super().__init__(pipeline, batches, device)
         assert registry.model is not None, "the model was built"
@@ -277,17 +252,17 @@ class _Trainer(RankTrainer):
 
 def _sharders(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn.Module]] | None:
     """Return the sharders of a variant, or None to use the defaults."""
-    params = fused_params(training)
     if variant.sharders == "side":
         return None
+    bags, sequences = fused_params(training), fused_params(training)
     if variant.sharders == "plugins":
         return [
-            ExactEmbeddingBagCollectionSharder(dict(params)),
-            ExactEmbeddingCollectionSharder(dict(params)),
+            ExactEmbeddingBagCollectionSharder(bags),
+            ExactEmbeddingCollectionSharder(sequences),
         ]
     return [
-        EmbeddingBagCollectionSharder(dict(params)),
-        EmbeddingCollectionSharder(dict(params), use_index_dedup=True),
+        EmbeddingBagCollectionSharder(bags),
+        EmbeddingCollectionSharder(sequences, use_index_dedup=True),
     ]
 
 

@@ -103,9 +103,8 @@ def _power_laws(
 ) -> list[PowerLaw]:
     """Fit a power law to each row range that ends at one of ``stops``.
 
-    ``accesses`` are the total accesses per sample in each range, and ``first`` those of the last
-    row of the first range. The most popular rows, before the first law starts, are accessed once
-    per sample.
+    ``accesses`` are the accesses per sample in each range, and ``first`` those of the last row of
+    the first range. The rows before the first law are accessed once per sample.
     """
 
     def head(exponent: float) -> PowerLaw:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +14,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.distributed.sharding_plan import row_wise
+from torchrec.distributed.types import ModuleSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks._measure import from_every_rank, keep_freed_memory
-from benchmarks._ranks import RankTrainer
+from benchmarks._measure import from_every_rank
+from benchmarks._ranks import RankTrainer, first_batches, shard, start_rank
 from recd_plugin_flexshard.planning import TableDemand
 from recd_plugin_flexshard.runtime import (
     RowTiers,
@@ -30,7 +27,6 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
     tier_groups,
 )
-from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugins.api import Pooling
 from recd_plugins.config import ModelSpec, TrainingSpec
 from recd_plugins.config.from_file import load_registry
@@ -38,7 +34,6 @@ from recd_plugins.config.manager import installed_plugin
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, Traffic
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import build_train_pipeline
@@ -136,14 +131,11 @@ class Trained:
         sent: bytes sent per step, averaged over ranks and keyed by collective and row tier.
         seconds: wall time of a step, one value per turn.
         losses: loss of each step, averaged over ranks.
-        hot, flex: number of rows replicated on every rank, and in every node, over all tables.
     """
 
     sent: Mapping[Traffic, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    hot: int = 0
-    flex: int = 0
 
     @property
     def all_to_all(self) -> float:
@@ -173,8 +165,7 @@ class OneTable:
 
 def measure_one_table(rank: int, world_size: int, job: OneTable) -> dict[str, Trained]:
     """Train every variant of a job, in alternating turns. Collective."""
-    silence_upstream()
-    keep_freed_memory()
+    start_rank()
     rng = np.random.default_rng((1, rank))
     batches = [job.popularity.batch(rng, job.batch_size) for _ in range(job.num_batches)]
     trainers = {
@@ -183,7 +174,7 @@ def measure_one_table(rank: int, world_size: int, job: OneTable) -> dict[str, Tr
         )
         for name, tiers in job.sides.items()
     }
-    return _train(trainers, {name: Trained() for name in trainers}, job.turns)
+    return _train(trainers, job.turns)
 
 
 @dataclass(frozen=True)
@@ -197,33 +188,22 @@ class Sessions:
 
 def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Trained]:
     """Train every variant of a job, in alternating turns. Collective."""
-    silence_upstream()
-    keep_freed_memory()
-    trained: dict[str, Trained] = {}
+    start_rank()
     trainers: dict[str, RankTrainer] = {}
     for name, path in job.registries.items():
         registry = load_registry(path)
         sharders = stock_sharders(registry.training) if name == STOCK else None
         with all_gradients_sent():  # as FlexShard's paper counts
             parts = build_sharded_model(registry, "plugins", _CPU, sharders=sharders)
-        loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=_CPU)
         parts.dmp.train()
         pipeline = build_train_pipeline(parts.dmp, parts.optimizer, _CPU)
-        trainers[name] = RankTrainer(pipeline, list(islice(loader, job.num_batches)), _CPU)
-        tiered = (
-            part for part in parts.prepared.parts.values() if isinstance(part, TieredStrategy)
-        )
-        tables = [table for part in tiered for table in part.plan.tables]
-        trained[name] = Trained(
-            hot=sum(table.hot for table in tables), flex=sum(table.flex for table in tables)
-        )
-    return _train(trainers, trained, job.turns)
+        trainers[name] = RankTrainer(pipeline, first_batches(parts, _CPU, job.num_batches), _CPU)
+    return _train(trainers, job.turns)
 
 
-def _train(
-    trainers: Mapping[str, RankTrainer], trained: dict[str, Trained], turns: int
-) -> dict[str, Trained]:
+def _train(trainers: Mapping[str, RankTrainer], turns: int) -> dict[str, Trained]:
     """Count the bytes that each variant sends, then time their steps in alternating turns."""
+    trained = {name: Trained() for name in trainers}
     for name, trainer in trainers.items():
         trainer.steps(1)  # fills the pipeline, so that each batch is then counted once
         ranks = from_every_rank(_by_tier(trainer, len(trainer.batches)))
@@ -234,7 +214,7 @@ def _train(
     gc.disable()
     for turn in range(turns + 1):
         for name, trainer in trainers.items():
-            seconds, _ = trainer.turn(1, warmup=0)
+            seconds = trainer.turn(1, warmup=0)
             if turn:
                 trained[name].seconds.append(seconds)
     gc.enable()
@@ -259,12 +239,8 @@ def _by_tier(trainer: RankTrainer, steps: int) -> Counter[Traffic]:
 class Drift:
     """Job that trains one table while the popularity of its rows changes.
 
-    Attributes:
-        popularity: access frequency of each row in the first phase.
-        tiers: row tiers planned for the first phase.
-        phases: number of phases. After each phase, popularity changes.
-        retier_every: steps between updates of the tiers. A phase has twice as many steps.
-        moved: fraction of the rows that exchange their popularity after a phase.
+    ``tiers`` are planned for the first phase. A phase has ``2 * retier_every`` steps. After it, a
+    fraction ``moved`` of the rows exchange their popularity.
     """
 
     popularity: Popularity
@@ -282,7 +258,7 @@ def measure_drift(rank: int, world_size: int, job: Drift) -> tuple[list[float], 
     Returns:
         The shares with fixed tiers, one per phase, and the shares with updated tiers. Collective.
     """
-    silence_upstream()
+    start_rank()
     return _cold_shares(rank, job, None), _cold_shares(rank, job, job.retier_every)
 
 
@@ -339,21 +315,7 @@ def _pipeline(
     else:
         model.sequences = TieredEmbeddingCollection(model.sequences, {table: tiers}, retier_every)
         sharder = TieredEmbeddingCollectionSharder(params)
-    plan = construct_module_sharding_plan(
-        model.sequences,
-        {table: row_wise(compute_kernel="fused")},
-        sharder,
-        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-        world_size=dist.get_world_size(),
-        device_type=_CPU.type,
-    )
     with all_gradients_sent():  # as FlexShard's paper counts
-        dmp = DistributedModelParallel(
-            model,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=_CPU,
-            plan=ShardingPlan({"sequences": plan}),
-            sharders=[sharder],
-        )
+        dmp = shard(model, "sequences", {table: row_wise(compute_kernel="fused")}, sharder, _CPU)
     dmp.train()
     return build_train_pipeline(dmp, build_optimizer(dmp, _TRAINING), _CPU)

@@ -6,14 +6,18 @@ import ctypes
 import math
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import click
 import torch
 import torch.distributed as dist
 
@@ -24,6 +28,7 @@ from recd_plugins.runtime.versions import fbgemm_has_cuda
 Size = Literal["tiny", "small", "reference"]
 Device = Literal["cpu", "cuda"]
 T = TypeVar("T")
+DEVICE = click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -68,22 +73,17 @@ class Findings:
         self.notes.extend(other.notes)
 
 
-def higher(figure: str, samples: Sequence[float] | float, unit: str = "ratio", **of: Any) -> Figure:
-    """Return a figure for which higher is better. ``of`` accepts ``paper`` and ``goal`` values."""
-    return _figure(figure, samples, unit, "higher", **of)
-
-
-def lower(figure: str, samples: Sequence[float] | float, unit: str = "ratio", **of: Any) -> Figure:
-    """Return a figure for which lower is better. ``of`` accepts ``paper`` and ``goal`` values."""
-    return _figure(figure, samples, unit, "lower", **of)
-
-
-def _figure(figure: str, samples: Any, unit: str, better: Any, **of: Any) -> Figure:
+def _figure(better: Any, figure: str, samples: Any, unit: str = "ratio", **of: Any) -> Figure:
     values = [float(each) for each in (samples if isinstance(samples, Sequence) else [samples])]
     if not all(map(math.isfinite, values)):
         raise ValueError(f"{figure}: a sample is not finite in {values}. Check the benchmark.")
     median = statistics.median(values)
     return Figure(figure, median, unit, better, len(values), min(values), max(values), **of)
+
+
+#: Return a figure of which a higher or a lower value is better, from one sample or several.
+#: Arguments: name, samples, unit, and optionally ``paper`` and ``goal``.
+higher, lower = partial(_figure, "higher"), partial(_figure, "lower")
 
 
 def ratios(over: Iterable[float], under: Iterable[float]) -> list[float]:
@@ -128,17 +128,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def keep_freed_memory() -> bool:
-    """Make glibc reuse freed memory for large blocks, because new pages slow runs at random.
-
-    Return whether the setting was applied.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
+def keep_freed_memory() -> None:
+    """Make glibc reuse freed memory for large blocks, because new pages slow runs at random."""
     libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(
-        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-    )
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def from_every_rank(value: T) -> list[T]:
@@ -146,13 +140,6 @@ def from_every_rank(value: T) -> list[T]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
-
-
-def mean_over_ranks(losses: Sequence[torch.Tensor]) -> list[float]:
-    """Return the mean of each loss over all ranks. Collective."""
-    stacked = torch.stack([loss.detach() for loss in losses]).double().cpu()
-    dist.all_reduce(stacked)
-    return (stacked / dist.get_world_size()).tolist()
 
 
 def check_device(device: Device) -> None:
@@ -164,26 +151,11 @@ def check_device(device: Device) -> None:
 def machine() -> dict[str, Any]:
     """Return the processor, GPU and package versions of this machine."""
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    named = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
-        "processor": _processor(),
+        "processor": named[1] if named else platform.machine(),
         "cores": os.cpu_count(),
         **gpu,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "torchrec", "pyarrow", "numba")},
+        **{name: version(name) for name in ("torch", "torchrec", "pyarrow", "numba")},
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            named = next(line for line in lines if line.startswith("model name"))
-            return named.partition(":")[2].strip()
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import pickle
 import random
@@ -16,14 +15,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks._measure import from_every_rank, keep_freed_memory
-from benchmarks._ranks import RankTrainer
+from benchmarks._measure import from_every_rank
+from benchmarks._ranks import RankTrainer, freeze_objects, start_rank
 from benchmarks.shaped_network import LinkBytes, link_bytes
 from recd_plugins.config import TrainingSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import join_torchrun
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.sharders import stock_sharders
@@ -38,15 +36,9 @@ _CPU = torch.device("cpu")
 class Job:
     """Job description that is pickled and sent to the ranks.
 
-    Attributes:
-        registries: registry file of each variant.
-        stock: names of variants that use TorchRec's sharders.
-        as_stock: names of variants that use sharders of recd-plugins but send the same bytes as
-            TorchRec, which has no such sharders on CPU.
-        num_batches: number of batches per rank, which are repeated.
-        turns: minimum number of turns of each variant.
-        steps: timed steps per turn. One more step warms up.
-        seconds: keep adding turns, up to ``_MOST_TURNS``, until this time has passed.
+    Variants in ``stock`` use TorchRec's sharders. Those in ``as_stock`` use sharders of
+    recd-plugins that send the same bytes as TorchRec, which has no such sharders on CPU. Turns are
+    added, up to ``_MOST_TURNS``, until ``seconds`` have passed.
     """
 
     registries: Mapping[str, Path]
@@ -61,19 +53,13 @@ class Job:
 
 @dataclass
 class Measured:
-    """Measurements of one variant over all ranks. Values are per step.
+    """Measurements of one variant over all ranks, or the reason why it could not be trained.
 
-    Attributes:
-        seconds: wall time, one value per turn.
-        processor_seconds: CPU time summed over all ranks, one value per turn.
-        link_bytes: bytes on the busiest link and direction, from network interface counters.
-        num_batches: number of batches per rank, which are repeated.
-        losses: loss of each step, averaged over ranks.
-        failure: why the variant could not be trained; None if it was trained.
+    ``seconds`` has the wall time of a step in each turn. ``link_bytes`` are the bytes per step on
+    the busiest link and direction, from network interface counters.
     """
 
     seconds: list[float] = field(default_factory=list)
-    processor_seconds: list[float] = field(default_factory=list)
     link_bytes: float = 0.0
     num_batches: int = 0
     losses: list[float] = field(default_factory=list)
@@ -91,9 +77,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             sides[name] = _side(name, job, topology)
         except RecdError as error:  # invalid plan or registry: raised on all ranks
             found[name].failure = str(error)
-    # All objects so far are permanent, so the garbage collector need not scan them.
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     counts_links = rank % job.ranks_per_node == 0
     for name, side in sides.items():
         found[name].num_batches = len(side.batches)
@@ -105,10 +89,9 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         # With a fixed order, each variant would always inherit caches from the same one.
         random.Random(turn).shuffle(order)
         for name, side in order:
-            ranks = from_every_rank(side.turn(job.steps))
-            spent += job.steps * ranks[0][0]  # the same on all ranks
-            found[name].seconds.append(ranks[0][0])
-            found[name].processor_seconds.append(sum(processor for _, processor in ranks))
+            seconds = side.turn(job.steps)
+            spent += job.steps * seconds  # the same on all ranks
+            found[name].seconds.append(seconds)
     for name, side in sides.items():
         found[name].losses = side.losses()
     return found
@@ -144,8 +127,7 @@ def _sent(side: RankTrainer, counts_links: bool) -> float:
 def main() -> None:
     """Run the job as a rank of torchrun. Rank 0 writes the results to a JSON file."""
     job_path, found_path = map(Path, sys.argv[1:])
-    silence_upstream()
-    keep_freed_memory()
+    start_rank()
     with join_torchrun() as (rank, world_size):
         found = measure(rank, world_size, pickle.loads(job_path.read_bytes()))
         if rank == 0:

@@ -66,24 +66,20 @@ def write_tables(
     paths = {name: folder / f"{name}.parquet" for name in tables}
     for order in {order for order, _ in tables.values()}:
         with ExitStack() as stack:
-            writers = [
-                stack.enter_context(_writer(paths[name], settings))
-                for name, (its_order, settings) in tables.items()
-                if its_order == order
-            ]
+            writers = []
+            for name, (its_order, each) in tables.items():
+                if its_order == order:
+                    writer = TableWriter(
+                        paths[name],
+                        TABLE,
+                        keys=SessionKeys("session_id", "ts"),
+                        layout=_LAYOUTS if each.layout == "list_dict" else "list",
+                        row_group_rows=each.row_group_rows,
+                        compression_level=each.compression_level,
+                    )
+                    writers.append(stack.enter_context(writer))
             for keys in chunks(row_keys(rows, seed=0, layout=order), 8192):
                 batch = make_rows(keys)
                 for writer in writers:
                     writer.write(batch)
     return paths
-
-
-def _writer(path: Path, settings: Settings) -> TableWriter:
-    return TableWriter(
-        path,
-        TABLE,
-        keys=SessionKeys("session_id", "ts"),
-        layout=_LAYOUTS if settings.layout == "list_dict" else "list",
-        row_group_rows=settings.row_group_rows,
-        compression_level=settings.compression_level,
-    )

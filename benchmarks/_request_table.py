@@ -11,11 +11,8 @@ from click.testing import CliRunner
 
 from recd_plugins.cli import main
 
-#: Candidates per request.
-CANDIDATES = 38
-#: Items per history.
-HISTORY = 30
-_ITEMS = 20_000
+#: Candidates per request, items per history, and number of distinct items.
+CANDIDATES, HISTORY, _ITEMS = 38, 30, 20_000
 
 
 def write_requests(folder: Path, rows: int) -> Path:

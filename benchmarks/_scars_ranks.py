@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -22,14 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.distributed.sharding_plan import table_wise
+from torchrec.distributed.types import CacheParams, ModuleSharder
 from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from benchmarks._measure import Device, keep_freed_memory
+from benchmarks._measure import Device
+from benchmarks._ranks import shard, start_rank
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, cached_kernels
 from recd_plugin_scars.runtime.policies import CachePolicy, TableCache
 from recd_plugin_scars.runtime.row_cache import CacheTraffic
@@ -38,7 +38,6 @@ from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.config import TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.model.cuda_graph import GraphedLoss
-from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
@@ -53,14 +52,10 @@ TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
 class Variant:
     """Storage of a model's embedding tables.
 
-    Attributes:
-        tables: ``host``: in host memory, with embeddings and gradients copied to and from the
-            device; ``stock``: on the device with TorchRec's sharder; ``cache``: in host memory with
-            SCARS' row cache on the device; ``uvm``: FBGEMM's cache for CUDA.
-        policy: cache policy, for ``cache`` and ``uvm``.
-        cached: whether the cache contains any rows.
-        coalesced: whether ids are deduplicated before the input dist.
-        lookahead: whether rows of the next batch are prefetched.
+    Tables are in host memory, with embeddings and gradients copied to and from the device
+    (``host``), on the device with TorchRec's sharder (``stock``), in host memory with SCARS' row
+    cache on the device (``cache``), or in FBGEMM's cache for CUDA (``uvm``). ``coalesced``
+    deduplicates ids before the input dist, and ``lookahead`` prefetches rows of the next batch.
     """
 
     tables: Literal["host", "stock", "cache", "uvm"]
@@ -74,13 +69,9 @@ class Variant:
 class Job:
     """Job description that is pickled and sent to the rank.
 
-    Attributes:
-        rows: number of rows of each table, keyed by table name ``t_FEATURE``.
-        bottom, top: widths of DLRM's hidden dense layers; the output widths are added.
-        ids: int64 ``[batches, features, batch_size]``.
-        hot_rows: cached rows of each table, most popular first.
-        warmup: number of batches that are not timed.
-        device: device of the dense layers and the cache.
+    Tables are named ``t_FEATURE``. ``bottom`` and ``top`` are the widths of DLRM's hidden dense
+    layers. ``ids`` is int64 ``[batches, features, batch_size]``. ``hot_rows`` are the cached rows,
+    most popular first. The first ``warmup`` batches are not timed.
     """
 
     rows: Mapping[str, int]
@@ -101,12 +92,8 @@ class Job:
 class Trained:
     """Results of one variant.
 
-    Attributes:
-        losses: loss of every batch.
-        seconds: time of each step after the warm-up. The last step includes the final write-back.
-        bytes_read, bytes_written: bytes moved from and to host memory in all steps; 0 for ``stock``
-            and ``uvm``.
-        traffic: cache counters of all steps, summed over tables; empty without a cache.
+    ``seconds`` has the time of each step after the warm-up. The last step includes the final
+    write-back. Bytes from and to host memory, and cache counters, are sums over all steps.
     """
 
     losses: list[float]
@@ -123,8 +110,7 @@ class Trained:
 
 def measure(rank: int, world_size: int, job: Job, side: Variant) -> Trained:
     """Train one variant on all batches. Requires a single rank."""
-    silence_upstream()
-    keep_freed_memory()
+    start_rank()
     try:
         return _train_host(job) if side.tables == "host" else _train_sharded(job, side)
     finally:
@@ -330,9 +316,10 @@ def _sharded_model(job: Job, side: Variant, device: torch.device) -> Distributed
     params = fused_params(TRAINING)
     factors = {table: len(job.hot_rows[table]) / rows for table, rows in job.rows.items()}
     sharder: ModuleSharder[nn.Module] = EmbeddingBagCollectionSharder(params)
+    caches = None
     if side.tables != "stock":
         factors = factors if side.cached else dict.fromkeys(factors, 0.0)
-        caches = {
+        rows = {
             table: TableCache(
                 policy=side.policy,
                 load_factor=factor,
@@ -344,26 +331,17 @@ def _sharded_model(job: Job, side: Variant, device: torch.device) -> Distributed
         }
         sharder = ExactEmbeddingBagCollectionSharder(
             params,
-            kernels=[CachedKernels(caches)],
+            kernels=[CachedKernels(rows)],
             coalesced=list(job.rows) if side.coalesced else (),
         )
+        caches = {
+            table: CacheParams(load_factor=factor, prefetch_pipeline=True)
+            for table, factor in factors.items()
+        }
     kernel = "fused" if side.tables == "stock" else "fused_uvm_caching"
-    plan = construct_module_sharding_plan(
-        collection,
-        {table: table_wise(rank=0, compute_kernel=kernel) for table in job.rows},
-        sharder,
-        local_size=1,
-        world_size=1,
-        device_type=device.type,
-    )
-    if side.tables != "stock":
-        for table, factor in factors.items():
-            plan[table].cache_params = CacheParams(load_factor=factor, prefetch_pipeline=True)
-    return DistributedModelParallel(
-        _ClickModel(job, collection, device),
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=device,
-        plan=ShardingPlan({"embeddings": plan}),
-        sharders=[sharder],
-        data_parallel_wrapper=summed_in_fixed_buckets(always_trained=False),
+    placed = {table: table_wise(rank=0, compute_kernel=kernel) for table in job.rows}
+    model = _ClickModel(job, collection, device)
+    wrapper = summed_in_fixed_buckets(always_trained=False)
+    return shard(
+        model, "embeddings", placed, sharder, device, caches, data_parallel_wrapper=wrapper
     )

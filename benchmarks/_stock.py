@@ -25,13 +25,8 @@ def figures_over_stock(
 ) -> list[Figure]:
     """Return speed, bytes, ids and memory relative to stock TorchRec, and the loss difference.
 
-    Every run starts new processes. Stock and plugin runs alternate in order.
-
-    Args:
-        registry: a registry file.
-        rounds: number of runs of each variant.
-        settings: overrides of the registry file, ``KEY=VALUE``.
-        of_speed: ``paper`` and ``goal`` values of the speed figure.
+    Every run starts new processes. ``rounds`` runs of each variant alternate in order. ``settings``
+    override the registry file, and ``of_speed`` are ``paper`` and ``goal`` of the speed figure.
     """
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
     sides: tuple[Variant, ...] = ("baseline", "plugins")

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks._ablation_ranks import Job, Measured, Variant, measure
 from benchmarks._measure import (
+    DEVICE,
     Detail,
     Device,
     Figure,
@@ -37,7 +38,7 @@ from recd_plugins.runtime.launch import backend_for, launch
 MODELS = ("rm1", "rm2", "rm3")
 OPTIONS = [
     click.Option(["--only"], type=click.Choice(MODELS), help="Measure only this model."),
-    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
+    DEVICE,
 ]
 #: Goal, the paper's speedup at the same batch size, and with larger batches (figure 9).
 _GOALS = {"rm1": (4.5, 1.89, 2.48), "rm2": (1.8, 1.25, 1.25), "rm3": (2.2, 1.43, 1.43)}
@@ -145,19 +146,19 @@ class Ablation:
 
     def findings(self) -> Findings:
         """Return the figures and tables of the model."""
-        rows = [variant for variant in _VARIANTS if self._has(variant)]
-        tables = [self._time_table(rows), self._work_table(rows)]
-        return Findings("", self.figures(), tables, self._notes())
+        return Findings("", self.figures(), [self._time_table()], self._notes())
 
     def figures(self) -> list[Figure]:
         goal, paper, paper_in_all = _GOALS[self.model]
         before, after = self._of(BASELINE), self._of(DEDUP)
+        trained = filter(self._has, _BASELINES)
+        best_baseline = min(trained, key=lambda each: statistics.median(self._of(each).seconds))
         gains: dict[str, list[float]] = {
             "speedup_dedup_alone": self._speedups(DEDUP, PLUGIN_SHARDERS),
             "speedup_clustered_table": self._speedups(CLUSTERED),
             "speedup_dedup_emb": self._speedups(DEDUP_EMB),
             "speedup_with_3x_batch": self._speedups(BATCH_3X),
-            "speedup_over_best_baseline": self._speedups(DEDUP, self._best_baseline()),
+            "speedup_over_best_baseline": self._speedups(DEDUP, best_baseline),
         }
         if self._has(COMPILED_CLUSTERED):
             gains["compiled_speedup"] = self._speedups(COMPILED_DEDUP, COMPILED_CLUSTERED)
@@ -202,9 +203,9 @@ class Ablation:
     def _work(self) -> list[Figure]:
         """Return how much deduplication reduces ids and bytes on the same samples, as figures."""
         before, after = self._of(CLUSTERED), self._of(DEDUP)
-        figures = [higher(f"{self.model}_ids_ratio", _total(before.ids) / _total(after.ids))]
+        ids, fewer, _ = self._factors(CLUSTERED)
+        figures = [higher(f"{self.model}_ids_ratio", ids)]
         if _exchanged(before):
-            fewer = _exchanged(before) / _exchanged(after)
             # 1 if the bytes of every feature shrink by its deduplication factor.
             over = fewer / (before.sent / after.sent)
             figures += [
@@ -246,40 +247,19 @@ class Ablation:
     def _shares_of_bound(self, stock: Variant) -> list[float]:
         return [speedup / self._bound(stock) for speedup in self._speedups(DEDUP, stock)]
 
-    def _time_table(self, rows: list[Variant]) -> Detail:
+    def _time_table(self) -> Detail:
         cells: list[list[str | float]] = []
-        for variant in rows:
+        for variant in filter(self._has, _VARIANTS):
             found = self._of(variant)
             assert found.stages is not None, "every variant that trains is profiled"
             seconds = statistics.median(found.seconds)
             spent = found.stages.scaled(seconds).as_dict()
-            cells.append(
-                [
-                    variant.name,
-                    str(found.batch_size),
-                    statistics.median(self._speedups(variant)),
-                    1e3 * seconds,
-                    *(1e3 * spent[stage] for stage in STAGES),
-                ]
-            )
+            times = [1e3 * each for each in (seconds, *(spent[stage] for stage in STAGES))]
+            speedup, memory = statistics.median(self._speedups(variant)), self._memory(variant)
+            cells.append([variant.name, str(found.batch_size), speedup, *times, memory / 1e6])
         stages = [stage.replace("_", " ") for stage in STAGES]
-        headings = ["", "batch", "speedup", "ms per step", *stages]
-        return Detail(f"{self.model}: time", headings, cells)
-
-    def _work_table(self, rows: list[Variant]) -> Detail:
-        cells: list[list[str | float]] = []
-        for variant in rows:
-            found = self._of(variant)
-            values = [
-                *(self._memory(variant) / 1e6, (found.static_bytes + found.mean_bytes) / 1e6),
-                *(found.peak_bytes / 1e6, _total(found.ids) / 1e3, _exchanged(found) / 1e6),
-            ]
-            cells.append([variant.name, *values])
-        return Detail(
-            f"{self.model}: memory per rank, and work per step of all ranks",
-            ["", "max memory, MB", "mean, MB", "activations, MB", "1000 ids", "MB exchanged"],
-            cells,
-        )
+        headings = ["", "batch", "speedup", "ms per step", *stages, "max memory, MB"]
+        return Detail(self.model, headings, cells)
 
     def _notes(self) -> list[str]:
         failures = [
@@ -298,10 +278,6 @@ class Ablation:
         """Return the deduplicated variant with the largest batch within the baseline's memory."""
         fitting = [v for v in (BATCH_2X, BATCH_3X) if self._memory(v) <= self._memory(BASELINE)]
         return max(fitting, key=lambda variant: variant.batch, default=DEDUP)
-
-    def _best_baseline(self) -> Variant:
-        trained = (variant for variant in _BASELINES if self._has(variant))
-        return min(trained, key=lambda variant: statistics.median(self._of(variant).seconds))
 
     def _has(self, variant: Variant) -> bool:
         found = self.measured.get(variant.name)

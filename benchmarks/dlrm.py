@@ -7,40 +7,36 @@ torch.nn, with one sparse-gradient EmbeddingBag per table.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any, Literal
 
 import click
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.sharding_plan import table_wise
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks._measure import (
+    DEVICE,
     Device,
     Figure,
     Findings,
     Size,
     check_device,
     higher,
-    keep_freed_memory,
     lower,
     ratios,
 )
+from benchmarks._ranks import freeze_objects, shard, start_rank
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.config import ModelSpec, TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.model.dlrm import DLRM, CrossInteraction
-from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import backend_for, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
@@ -53,7 +49,7 @@ OPTIONS = [
     click.Option(
         ["--only"], type=click.Choice(ARCHITECTURES), help="Measure only this architecture."
     ),
-    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
+    DEVICE,
 ]
 # The paper's Caffe2 needs 256 s for 1000 batches on a CPU of 2019, and 62 s on a GPU.
 _PAPER_MS: dict[Device, float] = {"cpu": 256, "cuda": 62}
@@ -86,13 +82,8 @@ _JOBS: dict[Size, Job] = {
 }
 
 
-@dataclass
-class Measured:
-    """Results of one program: wall and CPU seconds per step in each turn, and all losses."""
-
-    seconds: list[float] = field(default_factory=list)
-    processor_seconds: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+#: Wall seconds and CPU seconds per step, one value per turn, and all losses.
+Measured = tuple[list[float], list[float], list[float]]
 
 
 def run(size: Size, only: Architecture | None = None, device: Device = "cpu") -> Findings:
@@ -113,16 +104,13 @@ def run(size: Size, only: Architecture | None = None, device: Device = "cpu") ->
 
 
 def _figures(name: str, found: dict[str, Measured], paper: float | None) -> list[Figure]:
-    ours, plain = found["ours"], found["plain"]
-    speeds = ratios(plain.seconds, ours.seconds)
-    processor = ratios(ours.processor_seconds, plain.processor_seconds)
-    losses = torch.tensor([ours.losses, plain.losses], dtype=torch.float64)
-    difference = float((losses[0] / losses[1] - 1).abs().max())
+    seconds, processor, losses = zip(found["ours"], found["plain"], strict=True)
+    difference = max(abs(each - 1) for each in ratios(*losses))
     return [
-        higher(f"{name}_samples_per_second_over_plain", speeds, goal=1),
-        lower(f"{name}_processor_time_over_plain", processor, goal=1),
+        higher(f"{name}_samples_per_second_over_plain", ratios(*reversed(seconds)), goal=1),
+        lower(f"{name}_processor_time_over_plain", ratios(*processor), goal=1),
         *(
-            lower(f"{name}_{side}_ms_a_step", [1e3 * s for s in each.seconds], "ms", paper=paper)
+            lower(f"{name}_{side}_ms_a_step", [1e3 * s for s in each[0]], "ms", paper=paper)
             for side, each in found.items()
         ),
         lower(f"{name}_loss_max_rel_diff", difference, goal=1e-6),
@@ -133,9 +121,7 @@ def measure(
     rank: int, world_size: int, job: Job, architecture: Architecture, device_type: Device
 ) -> dict[str, Measured]:
     """Train ``ours`` and ``plain`` on the same batches. Requires a single rank."""
-    silence_upstream()
-    # Otherwise the kernel zeroes the pages of each large tensor, most of all for ``plain``.
-    keep_freed_memory()
+    start_rank()
     device = torch.device(device_type)
     torch.manual_seed(_TRAINING.seed)
     spec = ModelSpec(
@@ -150,10 +136,9 @@ def measure(
     # The sharded model copies the tables; the plain model trains the originals.
     plain = PlainModel(spec, model)
     steps = {"ours": _ours(model, batches, device), "plain": _plain(plain, batches, device)}
-    found = {name: Measured() for name in steps}
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     losses: dict[str, list[Tensor]] = {name: [] for name in steps}
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     order = list(steps)
     for turn in range(job.turns + 1):
         for name in order:
@@ -161,12 +146,15 @@ def measure(
             losses[name] += [steps[name]() for _ in range(job.steps)]
             if device.type == "cuda":
                 torch.cuda.synchronize()
+            pair = time.perf_counter() - wall, time.process_time() - processor
             if turn:
-                found[name].seconds.append((time.perf_counter() - wall) / job.steps)
-                found[name].processor_seconds.append((time.process_time() - processor) / job.steps)
+                spent[name].append((pair[0] / job.steps, pair[1] / job.steps))
         order.reverse()
-    for name, result in found.items():
-        result.losses = torch.stack(losses[name]).double().tolist()
+    found = {}
+    for name, pairs in spent.items():
+        seconds, processor_seconds = zip(*pairs, strict=True)
+        of_steps = torch.stack(losses[name]).double().tolist()
+        found[name] = list(seconds), list(processor_seconds), of_steps
     return found
 
 
@@ -194,22 +182,8 @@ def _ours(model: DLRM, batches: Sequence[Batch], device: torch.device) -> Callab
     weights = {name: weight.detach().clone() for name, weight in model.top.state_dict().items()}
     tables = {name: w.detach() for name, w in model.state_dict().items() if "t_" in name}
     sharder = ExactEmbeddingBagCollectionSharder(fused_params(_TRAINING))
-    assert model.bags is not None, "the model has pooled features"
-    plan = construct_module_sharding_plan(
-        model.bags,
-        {table_name(f): table_wise(rank=0, compute_kernel="fused") for f in _FEATURES},
-        sharder,
-        local_size=1,
-        world_size=1,
-        device_type=device.type,
-    )
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=device,
-        plan=ShardingPlan({"bags": plan}),
-        sharders=[sharder],
-    )
+    placed = {table_name(f): table_wise(rank=0, compute_kernel="fused") for f in _FEATURES}
+    dmp = shard(model, "bags", placed, sharder, device)
     state = dmp.state_dict()
     copy_weights(state, tables | {f"top.{name}": weight for name, weight in weights.items()})
     dmp.load_state_dict(state)
@@ -277,11 +251,9 @@ class PlainModel(nn.Module):
         )
         self.bottom = _mlp([_NUM_DENSE, *spec.bottom_mlp, spec.embedding_dim])
         interaction = model.top.interaction
-        self.interaction: nn.Module
+        self.interaction: nn.Module = interaction
         if isinstance(interaction, CrossInteraction):
             self.interaction = _Cross(interaction.crossnet)
-        else:
-            self.interaction = _Dot(len(_FEATURES) + 1)
         self.top = _mlp([interaction.out_features, *spec.top_mlp])
         self.last = nn.Linear(spec.top_mlp[-1], 1)
         ours = [module for module in model.top.modules() if isinstance(module, nn.Linear)]
@@ -297,18 +269,6 @@ class PlainModel(nn.Module):
         stacked = torch.cat(vectors, dim=1).view(len(dense), len(vectors), -1)
         logits: Tensor = self.last(self.top(self.interaction(vector, stacked)))
         return logits.squeeze(1)
-
-
-class _Dot(nn.Module):
-    def __init__(self, num_vectors: int) -> None:
-        super().__init__()
-        rows, columns = torch.triu_indices(num_vectors, num_vectors, offset=1)
-        self.register_buffer("pairs", rows * num_vectors + columns)
-        self.pairs: Tensor
-
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        return torch.cat([dense, products.index_select(1, self.pairs)], dim=1)
 
 
 class _Cross(nn.Module):

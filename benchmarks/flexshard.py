@@ -89,13 +89,8 @@ training:
 class _Sizes:
     """Size of each part of the benchmark.
 
-    Attributes:
-        nodes: number of nodes with two ranks each.
-        scale, dim, batches, turns: divisor of rows and batch size, embedding dimension, batches and
-            timed turns in ``rm2``.
-        features: pattern of the sequence features in ``joint``. ``session_batch`` is per rank.
-        profiled: rows of the separate table that is profiled for ``joint``.
-        drift_scale, phases, retier_every: scale and schedule of ``drift``.
+    In ``rm2``, rows and batch size are divided by ``scale``. The fields from ``features`` to
+    ``profiled``, the rows of a separate table, are for ``joint``, and those after it for ``drift``.
     """
 
     nodes: int
@@ -131,12 +126,10 @@ def run(size: Size, only: str | None = None) -> Findings:
     found = Findings(f"{workload}; on {sizes.nodes} simulated nodes x 2 gloo ranks", [])
     losses = []
     with Ranks(sizes.nodes * _RANKS_PER_NODE, local_world_size=_RANKS_PER_NODE) as ranks:
-        if "rm2" in parts:
-            trained = _rm2(found, ranks, sizes)
-            losses.append(max_abs_diff([each.losses for each in trained.values()]))
-        if "joint" in parts:
-            trained = _joint(found, ranks, sizes)
-            losses.append(max_abs_diff([each.losses for each in trained.values()]))
+        for part, measure in (("rm2", _rm2), ("joint", _joint)):
+            if part in parts:
+                trained = measure(found, ranks, sizes)
+                losses.append(max_abs_diff([each.losses for each in trained.values()]))
         if "drift" in parts:
             _drift(found, ranks, sizes)
     if losses:
@@ -212,22 +205,22 @@ def _registries(folder: Path, sizes: _Sizes) -> dict[str, Path]:
     ranks = sizes.nodes * _RANKS_PER_NODE
     rows = sizes.session_batch * sizes.session_batches * ranks
     common = {"features": sizes.features, "batch_size": sizes.session_batch, "ranks": ranks}
+
+    def write(name: str, seed: int, num_rows: int, converter: str, use: str, options: str) -> Path:
+        path = folder / f"{name}.yaml"
+        data = {"path": folder / f"table-{seed}", "rows": num_rows, "seed": seed}
+        text = _REGISTRY.format(
+            **common, **data, converter=converter, sharding=use, options=options
+        )
+        path.write_text(text)
+        return path
+
     profiles: dict[str, Path] = {}
     for converter in ("recd.kjt", "recd.ikjt"):
         profiles[converter] = folder / f"{converter}.parquet"
-        other = folder / "profiled.yaml"
-        other.write_text(
-            _REGISTRY.format(
-                **common,
-                path=folder / "profiled",
-                rows=sizes.profiled,
-                seed=1,
-                converter=converter,
-                sharding="torchrec.row_wise",
-                options="",
-            )
+        registry = load_registry(
+            write("profiled", 1, sizes.profiled, converter, "torchrec.row_wise", "")
         )
-        registry = load_registry(other)
         registry.dataset.prepare()
         tables = tables_of(build_model(registry, registry.dataset.schema()))
         measure_access(registry, tables).save(profiles[converter])
@@ -235,18 +228,7 @@ def _registries(folder: Path, sizes: _Sizes) -> dict[str, Path]:
     for number, (name, (converter, sharding, options)) in enumerate(_SIDES.items()):
         if options:
             options += f", profile: {profiles[converter]}"
-        paths[name] = folder / f"{number}.yaml"
-        paths[name].write_text(
-            _REGISTRY.format(
-                **common,
-                path=folder / "trained",
-                rows=rows,
-                seed=0,
-                converter=converter,
-                sharding=sharding,
-                options=options,
-            )
-        )
+        paths[name] = write(str(number), 0, rows, converter, sharding, options)
     load_registry(paths[STOCK]).dataset.prepare()
     return paths
 
@@ -282,8 +264,5 @@ def _report(found: Findings, part: str, trained: Mapping[str, Trained]) -> None:
         others = sum(each.sent.values()) - each.all_to_all
         times = statistics.median(_times(trained, name))
         rows.append([name, each.all_to_all / 1e6, others / 1e6, _saved(trained, name), times])
-        if part == "joint":
-            rows[-1] += [f"{each.hot:,}", f"{each.flex:,}"]
     headings = ["", "all-to-all, MB", "other collectives, MB", "saved", "step time"]
-    headings += ["hot rows", "flex rows"] if part == "joint" else []
     found.details.append(Detail(f"{part}: per rank and step", headings, rows))

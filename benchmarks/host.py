@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import _scars_ranks
 from benchmarks._measure import Detail, Figure, Findings, Size, check_device, lower
+from benchmarks._ranks import first_batches
 from benchmarks.ablation import DEDUP
 from benchmarks.scars import _job
 from recd_plugin_recd.models import rm_registry
@@ -101,13 +102,10 @@ _DEMO = Path(__file__).parents[1] / "registry.yaml"
 
 @dataclass
 class Counted:
-    """Counts of a mean step on rank 0.
+    """Counts of a mean step on rank 0, and the loss of every step.
 
-    Attributes:
-        by_phase: count per phase, for ``launches``, ``dispatched``, ``syncs`` and ``copies``.
-        places: lines of kind, count, phase, operator, place and stream, most frequent first.
-        calls: calls of Python functions; only on the CPU.
-        losses: loss of every step.
+    ``by_phase`` maps each of ``_KINDS`` to counts per phase. ``places`` are lines of kind, count,
+    phase, operator, place and stream. ``calls`` are calls of Python functions, only on the CPU.
     """
 
     by_phase: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -217,12 +215,10 @@ def _from_registry(variant: Variant, device: torch.device, folder: str, batch_si
     parts = build_sharded_model(
         registry, variant.side, device, sharders=sharders if variant.own_sharders else None
     )
-    loader = parts.prepared.dataloader(
-        rank=dist.get_rank(), world_size=dist.get_world_size(), device=device
-    )
+    batches = first_batches(parts, device, _STEPS)
     parts.dmp.train()
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-    return pipeline, parts.optimizer, list(islice(loader, _STEPS))
+    return pipeline, parts.optimizer, batches
 
 
 def _scars(variant: Variant, device: torch.device, folder: str, batch_size: int) -> Any:

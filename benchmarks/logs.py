@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks._measure import Figure, Findings, Size, higher, lower
+from benchmarks._measure import Figure, Findings, Size, higher, lower, ratios
 from recd_plugin_recd import papercal
 from recd_plugin_recd.logs.log import LogSettings, LogWriter
 from recd_plugin_recd.papercal import RowKeys
@@ -43,12 +43,9 @@ def run(size: Size) -> Findings:
     sessions = {way: found for way, (found, _) in written.items()}
     random = {way: _write(at_random, way)[0] for way in _ways(1, 4, 16)}
 
-    def gain(
-        name: str, *ways: _Way, paper: float | None = None, goal: float | None = None
-    ) -> Figure:
+    def gain(name: str, *ways: _Way, **of: float) -> Figure:
         base = _best(random, _ways(ways[0].block_mb))
-        over = [mine / its for mine, its in zip(_best(sessions, ways), base, strict=True)]
-        return higher(name, over, paper=paper, goal=goal)
+        return higher(name, ratios(_best(sessions, ways), base), **of)
 
     figures = [
         gain("session_over_random_4mb", *_ways(4), paper=1.5, goal=2.2),
@@ -89,11 +86,9 @@ def _sampled_shards(rows: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatc
         for number in range(_SAMPLED):
             by_session[number].append(keys[shards == number])
             at_random[number].append(keys[others == number])
-    return [_rows(part) for part in by_session], [_rows(part) for part in at_random]
-
-
-def _rows(parts: list[RowKeys]) -> pa.RecordBatch:
-    return papercal.make_rows(RowKeys.concat(parts))
+    shards = ([RowKeys.concat(parts) for parts in each] for each in (by_session, at_random))
+    session_rows, random_rows = (list(map(papercal.make_rows, each)) for each in shards)
+    return session_rows, random_rows
 
 
 def _write(shards: list[pa.RecordBatch], way: _Way) -> tuple[list[float], list[float]]:

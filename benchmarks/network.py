@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 import statistics
 import tempfile
@@ -91,27 +90,18 @@ SIDES: Mapping[str, Variant] = {
     "KJT, auto": Variant(False, {"use": "auto"}),
     "IKJT, auto": Variant(True, {"use": "auto"}),
 }
+
+
+def _option(name: str, default: Sequence[str], values: Any = None, text: str = "") -> click.Option:
+    kind = None if values is None else click.Choice(list(values))
+    return click.Option([name], type=kind, multiple=True, default=default, help=text)
+
+
 OPTIONS = [
-    click.Option(["--workload"], type=click.Choice(WORKLOADS), multiple=True, default=["papercal"]),
-    click.Option(
-        ["--nodes"],
-        type=click.Choice(NODES),
-        multiple=True,
-        default=["4x1"],
-        help="Number of nodes x ranks per node.",
-    ),
-    click.Option(
-        ["--rate"],
-        multiple=True,
-        default=["200mbit"],
-        help="Link bandwidth in tc syntax, or unshaped.",
-    ),
-    click.Option(
-        ["--side"],
-        type=click.Choice(list(SIDES)),
-        multiple=True,
-        help="Measure only this variant besides the stock ones. The default is all variants.",
-    ),
+    _option("--workload", ["papercal"], WORKLOADS),
+    _option("--nodes", ["4x1"], NODES, "Number of nodes x ranks per node."),
+    _option("--rate", ["200mbit"], text="Link bandwidth in tc syntax, or unshaped."),
+    _option("--side", [], SIDES, "Measure only these variants, and the stock variants."),
 ]
 
 
@@ -210,18 +200,11 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
     speedups = {n: ratios(trained[best].seconds, each.seconds) for n, each in trained.items()}
     rows: list[list[str | float]] = []
     for name in sorted(trained, key=median.__getitem__):
-        each, rate = trained[name], cell.bytes_per_second
-        busy = statistics.median(each.processor_seconds) / (os.cpu_count() or 1)
-        rows.append(
-            [
-                name,
-                *(1e3 * median[name], statistics.median(speedups[name])),
-                *(each.link_bytes / 1e6, each.link_bytes / trained[best].link_bytes),
-                *(1e3 * each.link_bytes / rate, 1e3 * busy),
-            ]
-        )
+        sent, speedup = trained[name].link_bytes, statistics.median(speedups[name])
+        link = [sent / 1e6, sent / trained[best].link_bytes, 1e3 * sent / cell.bytes_per_second]
+        rows.append([name, 1e3 * median[name], speedup, *link])
     headings = ["", "ms per step", "speedup over best stock", "MB per link", "MB over best stock"]
-    headings += ["link, ms", "processors, ms"]
+    headings.append("link, ms")
     figures = list(_figures(str(cell).replace(" ", "_"), trained, speedups))
     return Findings("", figures, [Detail(str(cell), headings, rows)], notes)
 

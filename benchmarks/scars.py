@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._measure import (
+    DEVICE,
     Detail,
     Device,
     Findings,
@@ -41,7 +42,7 @@ OPTIONS = [
         type=click.IntRange(1, 8192),
         help="Divide table rows, cache size and batch size by this number.",
     ),
-    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
+    DEVICE,
 ]
 #: Number of distinct ids in each table of Criteo Terabyte, with ids modulo 10 million as in
 #: DLRM's preprocessing with ``--max-ind-range=10000000``.
@@ -126,15 +127,11 @@ def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan)
     ]
     rows: list[list[str | float]] = []
     for name, (first, *_) in trained.items():
-        rows.append(
-            [
-                name,
-                *(first.bytes_read / steps / 1e6, first.bytes_written / steps / 1e6),
-                predicted.get(name, 0.0) / 1e6,
-                *(first.traffic.unique_rows / steps, first.traffic.misses / steps),
-                1e3 * statistics.median(times[name]),
-            ]
-        )
+        traffic, moved = first.traffic, (first.bytes_read / 1e6, first.bytes_written / 1e6)
+        sums = *moved, traffic.unique_rows, traffic.misses
+        read, written, looked_up, missed = (each / steps for each in sums)
+        expected, spent = predicted.get(name, 0.0) / 1e6, 1e3 * statistics.median(times[name])
+        rows.append([name, read, written, expected, looked_up, missed, spent])
     headings = ["", "MB read", "MB written", "MB predicted", "rows", "misses", "ms"]
     return Findings(workload, figures, [Detail("host memory traffic per step", headings, rows)])
 
