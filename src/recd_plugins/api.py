@@ -142,16 +142,12 @@ if TYPE_CHECKING:
         ExactEmbeddingBagCollectionSharder,
         ExactEmbeddingCollectionSharder,
     )
-    from recd_plugins.sparse import (
-        InverseKeyedJaggedTensor,
-        PartialInverseKeyedJaggedTensor,
-        dedup,
-        from_columns,
-        jagged,
-    )
+    from recd_plugins.sparse import dedup, from_columns, jagged
     from recd_plugins.sparse.dictionaries import BrokenListError
+    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
     from recd_plugins.sparse.index_select import jagged_index_select
     from recd_plugins.sparse.partial import RowPacker
+    from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
     from recd_plugins.training import identity as run_identity
     from recd_plugins.training import measurement as measurements
     from recd_plugins.training import result as run_results

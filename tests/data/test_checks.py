@@ -18,7 +18,8 @@ from recd_plugins.data.loader import build_dataloader
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 FORMS = ("kjt", "ikjts", "partials")
 SCHEMA = FeatureSchema(sparse=("a", "b"), dense=("x", "price"), label="click")

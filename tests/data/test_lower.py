@@ -14,7 +14,8 @@ from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.launch import launch
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
 
 # Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.

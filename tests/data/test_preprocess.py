@@ -7,7 +7,8 @@ from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.interfaces import Origin, PluginOptions, Preprocessing, Rows
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 
 class Step(Preprocessing):

@@ -16,7 +16,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.model.sequence_pooling import PoolRows, SequencePooling
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 DIM = 8
 NUM_STEPS = 4

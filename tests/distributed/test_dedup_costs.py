@@ -15,7 +15,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.measurement import StepProfile
 

@@ -17,7 +17,8 @@ from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.guards import guard
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 FEATURES = ("a", "b")
 

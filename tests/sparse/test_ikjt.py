@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 
 
 def make_kjt(

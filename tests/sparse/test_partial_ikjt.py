@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 MAX_SHIFT = 3
 

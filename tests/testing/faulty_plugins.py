@@ -9,7 +9,8 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.interfaces import *
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
 from recd_plugins.interfaces import TableStrategy
 from torchrec.distributed.embedding import EmbeddingCollectionSharder

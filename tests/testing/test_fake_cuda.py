@@ -11,7 +11,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.coalesced.input_dist import unique_ids
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.fake_cuda import fake_cuda
 
 

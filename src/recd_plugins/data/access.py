@@ -21,7 +21,7 @@ from recd_plugins.data.prepared import RegistryLookups, read_first_rows
 from recd_plugins.data.preprocess import Preprocess, fitted_steps
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.rows import training_rows
-from recd_plugins.interfaces import Dataset, Rows, Table
+from recd_plugins.interfaces import Dataset, Table
 from recd_plugins.interfaces.access import AccessProfile, TableCounter
 from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.interfaces.model_tables import rows_by_feature
@@ -64,7 +64,11 @@ def measure_access(
         bound = max(_LEAST_BOUND, EXACT_ROWS // max(1, len(tables)))
     counters = {table.name: TableCounter(bound) for table in tables}
     every_row = dict.fromkeys(counters, 0)
-    shared = deduplicated_tables(registry, tables) if deduplicated else set()
+    shared: set[str] = set()
+    if deduplicated:
+        fit_converter(registry)
+        features = registry.converter.dedupe_factors().keys()
+        shared = {table.name for table in tables if not features.isdisjoint(table.features)}
     samples = 0
     for reads in table_reads(registry, tables, rows, deduplicated=bool(shared)):
         for name, ids in reads.ids.items():
@@ -108,13 +112,6 @@ class Reads:
     samples: int
     ids: dict[str, list[NDArray[np.int64]]]
     every_row: dict[str, int]
-
-
-def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str]:
-    """Return the names of tables with a feature that the converter deduplicates."""
-    fit_converter(registry)
-    features = registry.converter.dedupe_factors().keys()
-    return {table.name for table in tables if not features.isdisjoint(table.features)}
 
 
 def table_reads(
@@ -207,17 +204,13 @@ def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> C
         lookups, label = RegistryLookups(registry), registry.dataset.schema().label
         with torch.device("cpu"):  # models may be built on the meta device
             for rows in training_rows(registry, None):
-                _add(counts, lookups, rows, feature, label)
+                found = lookups.of(rows, [feature])[feature]
+                positive = rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5
+                num_lists = len(found.offsets) - 1
+                lists = np.arange(num_lists) if found.inverse is None else found.inverse
+                of_list = np.bincount(lists[positive], minlength=num_lists)
+                times = np.repeat(of_list, np.diff(found.offsets))
+                there = (found.ids >= 0) & (found.ids < num_embeddings)
+                np.add.at(counts, found.ids[there], times[there])
         known[key] = counts
     return known[key]
-
-
-def _add(counts: Counts, lookups: RegistryLookups, rows: Rows, feature: str, label: str) -> None:
-    found = lookups.of(rows, [feature])[feature]
-    positive = rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5
-    num_lists = len(found.offsets) - 1
-    lists = np.arange(num_lists) if found.inverse is None else found.inverse
-    of_list = np.bincount(lists[positive], minlength=num_lists)
-    times = np.repeat(of_list, np.diff(found.offsets))
-    there = (found.ids >= 0) & (found.ids < len(counts))
-    np.add.at(counts, found.ids[there], times[there])

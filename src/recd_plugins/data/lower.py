@@ -23,9 +23,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments, jagged_index_select
 from recd_plugins.sparse.jagged import runs_of_equal_rows
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.request_rows import RequestRows
 
 

@@ -125,10 +125,13 @@ class ParquetTable:
 
     def contents(self) -> dict[str, dict[str, int | str | None]]:
         """Return a dict from each file's relative path to its size and footer digest."""
-        return {
-            location.below(self._top): {"bytes": location.size, "footer": _digest(footer)}
-            for location, footer in zip(self.locations, self._metadata, strict=True)
-        }
+        found: dict[str, dict[str, int | str | None]] = {}
+        for location, footer in zip(self.locations, self._metadata, strict=True):
+            sink = io.BytesIO()
+            footer.write_metadata_file(sink)
+            digest = hashlib.sha256(sink.getbuffer()).hexdigest()
+            found[location.below(self._top)] = {"bytes": location.size, "footer": digest}
+        return found
 
     def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
         """Read pieces (ranges of rows) in order, with the columns and types of ``schema``.
@@ -217,7 +220,10 @@ class ParquetTable:
                         "column nor a partition key. Use one of these: "
                         f"{', '.join(map(repr, [*self.schema.names, *keys]))}"
                     )
-            if all(holds_for_key(each, _key(keys[each.column]), location) for each in where):
+            values = {
+                name: None if key == _NULL_KEY else unquote(key) for name, key in keys.items()
+            }
+            if all(holds_for_key(each, values[each.column], location) for each in where):
                 kept.append(location)
         if not kept:
             raise DataError(
@@ -288,11 +294,8 @@ def _errors(location: Location, what: str = "the file is not valid Parquet") -> 
 def _open(
     location: Location, columns: pa.Schema
 ) -> Iterator[tuple[pq.ParquetFile, Callable[[], None]]]:
-    """Context of an open file and a function that raises if a local file was replaced.
-
-    Objects in a store are checked when the context ends, since requests may return different
-    versions.
-    """
+    """Context of an open file and a function that raises if a local file was replaced."""
+    # Objects in a store are checked at the end, since requests may return different versions.
     with _errors(location):
         source = location.open()
     with closing(source):
@@ -398,12 +401,6 @@ def _decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
     return pa.schema([decoded_field(field) for field in metadata.schema.to_arrow_schema()])
 
 
-def _digest(footer: pq.FileMetaData) -> str:
-    sink = io.BytesIO()
-    footer.write_metadata_file(sink)
-    return hashlib.sha256(sink.getbuffer()).hexdigest()
-
-
 def _kinds(schema: pa.Schema) -> dict[str, str]:
     return {
         field.name: "list_dict"
@@ -413,7 +410,3 @@ def _kinds(schema: pa.Schema) -> dict[str, str]:
         else str(field.type)
         for field in schema
     }
-
-
-def _key(text: str) -> str | None:
-    return None if text == _NULL_KEY else unquote(text)

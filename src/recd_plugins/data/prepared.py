@@ -192,9 +192,7 @@ class RegistryLookups(Lookups):
     @property
     def tables(self) -> Sequence[Table]:
         if self._tables is None:
-            raise SetupError(
-                "the tables of the model are unknown until prepare() has run. Call prepare() first"
-            )
+            raise _NotPrepared
         return self._tables
 
     @property
@@ -251,16 +249,19 @@ def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> Feature
 class _NotPrepared(SetupError):
     """Raised if a dataset wrapper queries lookups before the model is prepared."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "a dataset wrapper needs the model's tables, but prepare() has not run. Call prepare() "
+            "first"
+        )
+
 
 class UnknownLookups(Lookups):
     """Placeholder for lookups while the model is not prepared. ``of`` raises SetupError."""
 
     def of(self, *_: object) -> Never:
         """Raise SetupError, since the model is not prepared."""
-        raise _NotPrepared(
-            "a dataset wrapper needs the model's tables, but prepare() has not run. Call prepare() "
-            "first"
-        )
+        raise _NotPrepared
 
     tables = parts = property(of)
 

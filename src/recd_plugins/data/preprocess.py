@@ -26,9 +26,10 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.report.progress import row_progress
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import joined, offsets_of
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 # Limit for feature rows kept in memory during one pass over the table, in bytes.
 _KEPT_BYTES = 1 << 28

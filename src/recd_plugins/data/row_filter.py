@@ -61,16 +61,14 @@ class Condition(BaseModel):
 
     @model_validator(mode="after")
     def _value_fits_op(self) -> Condition:
+        needs = "a single value"
+        fits = self.value is not None and not isinstance(self.value, list | tuple | dict)
         if self.op in _NO_VALUE:
-            if self.value is not None:
-                raise ValueError(
-                    f"operator {self.op!r} needs no value, got {self.value!r}. Remove the value"
-                )
+            needs, fits = "no value", self.value is None
         elif self.op == "in":
-            if not isinstance(self.value, list | tuple):
-                raise ValueError(f"operator 'in' needs a list of values, got {self.value!r}")
-        elif self.value is None or isinstance(self.value, list | tuple | dict):
-            raise ValueError(f"operator {self.op!r} needs a single value, got {self.value!r}")
+            needs, fits = "a list of values", isinstance(self.value, list | tuple)
+        if not fits:
+            raise ValueError(f"operator {self.op!r} needs {needs}, got {self.value!r}")
         return self
 
     def __str__(self) -> str:

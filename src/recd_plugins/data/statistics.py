@@ -63,10 +63,11 @@ class StatisticsAccumulator:
         _compare(list(columns.values()), continues, self._counts, changed)
         if self._last:
             # Compares the last row of the previous batch with the first row of this batch.
-            seam = [
-                _two_rows(self._last[name], ids[offsets[0] : offsets[1]])
-                for name, (ids, offsets) in columns.items()
-            ]
+            seam = []
+            for name, (ids, offsets) in columns.items():
+                last, first = self._last[name], ids[offsets[0] : offsets[1]]
+                ends = np.array([0, len(last), len(last) + len(first)], np.int32)
+                seam.append((np.concatenate([last, first]), ends))
             both = np.zeros((len(seam), 2), np.bool_)
             _compare(seam, np.array([False, continues[0]]), self._counts, both)
             changed[:, 0] = both[:, 1]
@@ -109,11 +110,6 @@ def session_column(rows: Rows, name: str) -> pa.Array:
     """
     column = column_without_nulls(rows, name)
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _two_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    ends = np.array([0, len(first), len(first) + len(second)], np.int32)
-    return np.concatenate([first, second]), ends
 
 
 def _compare(

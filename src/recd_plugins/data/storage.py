@@ -47,7 +47,10 @@ class Location:
 
     def __str__(self) -> str:
         """Return the path or URL, without passwords and query, for error messages."""
-        return str(self.path) if self.local else _shown(str(self.path))
+        if self.local:
+            return str(self.path)
+        scheme, _, rest = str(self.path).partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
     @property
     def local(self) -> Path | None:
@@ -210,9 +213,3 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
                 "may contain deleted rows. Import Delta and Iceberg tables with recd init, or "
                 "write Parquet"
             )
-
-
-def _shown(url: str) -> str:
-    """Return a URL without user, password and query, which may contain secrets."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

@@ -267,10 +267,8 @@ class Dedup:
             if module is None or any(form.takes_unique_rows for form in forms):
                 used |= features
                 continue
-            why = f"{path or 'the model'} is not sharded by ready.sharders()"
-            if forms:
-                why = f"{path or 'the model'}: {forms[0].plain_only}"
-            found |= dict.fromkeys(features, why)
+            why = f": {forms[0].plain_only}" if forms else " is not sharded by ready.sharders()"
+            found |= dict.fromkeys(features, f"{path or 'the model'}{why}")
         return {name: why for name, why in found.items() if name not in used}
 
     def _sharded_over(self) -> dist.ProcessGroup | None:

@@ -12,7 +12,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from recd_plugins.drop_in.wrap import Wrapped
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
+from recd_plugins.planning.constraints import table_optimizers
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.table_report import (
@@ -56,7 +56,12 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
         by = f"{type(by_type[type(module.shardable)]).__name__} {module.path}".rstrip()
         for table in module.tables:
             sharding = planned[table.name]
-            dense = sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
+            trained = optimizers[table.name]
+            update = describe_optimizer(trained.fused_params)
+            if trained.in_backward:
+                update = f"{trained.in_backward}, in backward"
+            if sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value:
+                update = DENSE
             lines.append(
                 TableLine(
                     table.name,
@@ -64,7 +69,7 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
                     table.embedding_dim,
                     sharding.sharding_type,
                     sharding.compute_kernel,
-                    DENSE if dense else _optimizer(optimizers[table.name]),
+                    update,
                     by,
                 )
             )
@@ -74,12 +79,6 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
         tuple(sorted(pooled.names)),
         {name: why for name, why in pooled.others.items() if name not in pooled.names},
     )
-
-
-def _optimizer(optimizer: TableOptimizer) -> str:
-    if optimizer.in_backward:
-        return f"{optimizer.in_backward}, in backward"
-    return describe_optimizer(optimizer.fused_params)
 
 
 def model_of(name: str) -> nn.Module:

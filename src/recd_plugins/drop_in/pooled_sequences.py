@@ -127,7 +127,16 @@ class _RowsPooled(nn.Module):
                 each: self._pooled(each, [embeddings[name] for name in names])
                 for each, names in self.features.items()
             }
-        inverse, num_stored = _inverse_of(features, stored)
+        indices = features.inverse_indices_or_none()
+        if not stored or indices is None:
+            raise ExactnessError(
+                "PooledSequences got a deduplicated batch, but the batch has no inverse_indices, "
+                "or another sharder has sharded the EmbeddingCollection. "
+                "Use the sharders of ready.sharders(...)."
+            )
+        keep_inverse_indices(features)
+        inverse = dict(zip(indices[0], indices[1].unbind(), strict=True))
+        num_stored = dict(zip(features.keys(), features.stride_per_key(), strict=True))
         found: dict[Pooled, Tensor] = {}
         for each, names in self.features.items():
             rows = [
@@ -159,23 +168,6 @@ class _RowsPooled(nn.Module):
                 f"rows. Return a tensor [{num_rows}, ...], with one vector or more per row."
             )
         return pooled
-
-
-def _inverse_of(
-    features: KeyedJaggedTensor, stored: bool
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    indices = features.inverse_indices_or_none()
-    if not stored or indices is None:
-        raise ExactnessError(
-            "PooledSequences got a deduplicated batch, but the batch has no inverse_indices, or "
-            "another sharder has sharded the EmbeddingCollection. "
-            "Use the sharders of ready.sharders(...)."
-        )
-    keep_inverse_indices(features)
-    return (
-        dict(zip(indices[0], indices[1].unbind(), strict=True)),
-        dict(zip(features.keys(), features.stride_per_key(), strict=True)),
-    )
 
 
 def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[Tensor], Tensor]:

@@ -20,7 +20,7 @@ from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.planning.choosing import prepare
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.sharding.build import build_sharders
-from recd_plugins.sharding.sharders import fused_params
+from recd_plugins.sharding.sharders import fused_params as training_params
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +55,15 @@ class Wrapped(Prepared):
         Raises:
             SetupError: two sharders have the same module type, or cannot be combined.
         """
+        training = self.registry.training
+        has_optimizer = "optimizer" in training.model_fields_set
         return build_sharders(
             self,
             base,
             fused_params=fused_params,
             qcomm_codecs_registry=qcomm_codecs_registry,
-            defaults=self._defaults,
+            defaults=training_params(training) if has_optimizer else {},
         )
-
-    @property
-    def _defaults(self) -> dict[str, Any]:
-        training = self.registry.training
-        return fused_params(training) if "optimizer" in training.model_fields_set else {}
 
 
 def wrap(
@@ -117,14 +114,9 @@ def wrap(
     dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare(parsed, model, device=device)
     if prepared.chosen is not None and _speaks():
-        unseen = isinstance(parsed.dataset, NoDataset)
-        logger.warning(
-            "%s%s",
-            prepared.chosen,
-            "; the registry file has no dataset, so the plan assumes no duplicate rows"
-            if unseen
-            else "",
-        )
+        unseen = "; the registry file has no dataset, so the plan assumes no duplicate rows"
+        why = unseen if isinstance(parsed.dataset, NoDataset) else ""
+        logger.warning("%s%s", prepared.chosen, why)
     return Wrapped(**vars(prepared), dedup=dedup)
 
 

@@ -15,6 +15,7 @@ from torchrec.streamable import Pipelineable
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import positions_of_ranges, readable, runs_of_equal_rows
 from recd_plugins.sparse.partial import MAX_SHIFT, PackedRows, RowPacker
+from recd_plugins.sparse.unique_groups import check_features
 
 
 class PartialInverseKeyedJaggedTensor(Pipelineable):
@@ -90,7 +91,12 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
                 batch per feature (VBE).
         """
         keys = kjt.keys() if keys is None else keys
-        _check(kjt, keys)
+        check_features(kjt, keys)
+        if kjt.weights_or_none() is not None:
+            raise ValueError(
+                "partial deduplication does not support weights. Use "
+                "InverseKeyedJaggedTensor.from_kjt"
+            )
         values, offsets = readable(kjt.values()).numpy(), kjt.offsets().cpu().numpy()
         stride = kjt.stride()
         places = [kjt.keys().index(key) * stride for key in keys]
@@ -243,16 +249,3 @@ register_pytree_node(
     _unflatten,
     serialized_type_name="recd_plugins.PartialInverseKeyedJaggedTensor",
 )
-
-
-def _check(kjt: KeyedJaggedTensor, keys: Sequence[str]) -> None:
-    if kjt.variable_stride_per_key():
-        raise ValueError("the KJT has a variable batch per feature (VBE). Pass a KJT without VBE")
-    if kjt.weights_or_none() is not None:
-        raise ValueError(
-            "partial deduplication does not support weights. Use InverseKeyedJaggedTensor.from_kjt"
-        )
-    if unknown := [key for key in keys if key not in kjt.keys()]:  # noqa: SIM118
-        raise ValueError(
-            f"the KJT has no feature {unknown[0]!r}, only {', '.join(map(repr, kjt.keys()))}"
-        )

@@ -30,6 +30,16 @@ class UniqueGroup:
     weights: Tensor | None
 
 
+def check_features(kjt: KeyedJaggedTensor, keys: Sequence[str]) -> None:
+    """Raise ValueError if the KJT has a variable batch per feature, or lacks one of ``keys``."""
+    if kjt.variable_stride_per_key():
+        raise ValueError("the KJT has a variable batch per feature (VBE). Pass a KJT without VBE")
+    if unknown := sorted(set(keys) - set(kjt.keys())):
+        raise ValueError(
+            f"the KJT has no feature {unknown[0]!r}, only {', '.join(map(repr, kjt.keys()))}"
+        )
+
+
 def deduplicate(
     kjt: KeyedJaggedTensor,
     groups: Sequence[Sequence[str]],
@@ -43,8 +53,7 @@ def deduplicate(
         ValueError: a feature is unknown, the KJT has a variable batch per feature (VBE), or the
             weights require a gradient.
     """
-    if kjt.variable_stride_per_key():
-        raise ValueError("the KJT has a variable batch per feature (VBE). Pass a KJT without VBE")
+    check_features(kjt, [key for group in groups for key in group])
     weights = kjt.weights_or_none()
     if weights is not None and weights.requires_grad:
         raise ValueError(
@@ -54,10 +63,6 @@ def deduplicate(
     tensors = [kjt.values(), *([] if weights is None else [weights])]
     buffers = [readable(tensor).numpy() for tensor in tensors]
     stride, offsets = kjt.stride(), kjt.offsets().cpu().numpy()
-    if unknown := {key for group in groups for key in group} - set(kjt.keys()):
-        raise ValueError(
-            f"the KJT has no feature {min(unknown)!r}, only {', '.join(map(repr, kjt.keys()))}"
-        )
     place = {key: index * stride for index, key in enumerate(kjt.keys())}
     columns = [
         [

@@ -17,7 +17,7 @@ from recd_plugins.data.lower import lower
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.interfaces.batch import Batch as ReadBatch
 from recd_plugins.interfaces.batch import ModelInput, Placement
-from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 NUM_ROWS, NUM_STEPS = 8, 3
 

@@ -42,7 +42,7 @@ from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.sharders import fused_params, stock_sharders
 from recd_plugins.sharding.wire import Int8, wire_codecs
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights

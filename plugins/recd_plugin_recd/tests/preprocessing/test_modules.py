@@ -15,7 +15,8 @@ from recd_plugin_recd.preprocessing import kernels, modules
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 MASK = 2**64 - 1
 LOWEST, LARGEST = -(2**63), 2**63 - 1
