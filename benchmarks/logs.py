@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,7 @@ def run(size: Size) -> Findings:
     sessions = {way: found for way, (found, _) in written.items()}
     random = {way: _write(at_random, way)[0] for way in _ways(1, 4, 16)}
 
-    def gain(name: str, *ways: _Way, **of: float) -> Figure:
+    def gain(name: str, *ways: _Way, **of: Any) -> Figure:
         base = _best(random, _ways(ways[0].block_mb))
         return higher(name, ratios(_best(sessions, ways), base), **of)
 
@@ -86,8 +87,10 @@ def _sampled_shards(rows: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatc
         for number in range(_SAMPLED):
             by_session[number].append(keys[shards == number])
             at_random[number].append(keys[others == number])
-    shards = ([RowKeys.concat(parts) for parts in each] for each in (by_session, at_random))
-    session_rows, random_rows = (list(map(papercal.make_rows, each)) for each in shards)
+    session_rows, random_rows = (
+        [papercal.make_rows(RowKeys.concat(parts)) for parts in each]
+        for each in (by_session, at_random)
+    )
     return session_rows, random_rows
 
 

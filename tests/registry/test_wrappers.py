@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_with_its_line(
 def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path) -> None:
     wrapped = prepared_data.wrapped_dataset(load(tmp_path, plugins_dir, FIRST))
     assert isinstance(wrapped, DatasetWrapper)
-    with pytest.raises(SetupError, match="unknown until prepare"):
+    with pytest.raises(SetupError, match=r"prepare\(\) has not run"):
         _ = wrapped.lookups.parts
 
 

@@ -87,41 +87,33 @@ def _versions() -> str:
     return ", ".join([*versions, f"batches of version {_LAYOUT_VERSION}"])
 
 
-class _Packing:
+class _Packing(pickle.Pickler):
     """Pickle and tensors of ``value``, ready to be written as ``size`` bytes."""
 
     def __init__(self, value: Any) -> None:
         stream = io.BytesIO()
-        self._pickler = _Pickler(stream)
-        self._pickler.dump(value)
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._tensors: dict[int, tuple[Place, Tensor]] = {}
+        self._end = _HEADER.size
+        self.dump(value)
         self._structure = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-        self.size = self._pickler.end + len(self._structure)
+        self.size = self._end + len(self._structure)
 
     def write(self, data: Tensor) -> None:
         """Write the serialized value into the tensor ``data``, uint8 ``[size]``."""
-        end = self._pickler.end
-        _HEADER.pack_into(data.numpy().data, 0, end, _versions().encode())
-        for place, tensor in self._pickler.tensors:
+        _HEADER.pack_into(data.numpy().data, 0, self._end, _versions().encode())
+        for place, tensor in self._tensors.values():
             _at(data, place).copy_(tensor)
-        data[end:] = self._structure
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[tuple[Place, Tensor]] = []
-        self.end = _HEADER.size
-        self._places: dict[int, Place] = {}
+        data[self._end :] = self._structure
 
     def persistent_id(self, value: Any) -> Place | None:
         if not isinstance(value, Tensor):
             return None
-        if id(value) not in self._places:
-            place = self.end, value.dtype, tuple(value.shape)
-            self._places[id(value)] = place
-            self.tensors.append((place, value))
-            self.end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return self._places[id(value)]
+        if id(value) not in self._tensors:
+            place = self._end, value.dtype, tuple(value.shape)
+            self._tensors[id(value)] = place, value
+            self._end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self._tensors[id(value)][0]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -58,7 +58,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     Raises:
         DataError: some features of one KeyedJaggedTensor have weights, and others do not.
     """
-    features = dict(_split(batch))
+    features = dict(stored_features(batch))
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
     sequences = features | dict(_stored(batch.partials, set(placement.sequence)))
     sequence = [sequences[name] for name in placement.sequence]
@@ -122,7 +122,8 @@ def _longest(
     }
 
 
-def _split(batch: Batch) -> Iterable[tuple[str, StoredFeature]]:
+def stored_features(batch: Batch) -> Iterable[tuple[str, StoredFeature]]:
+    """Yield name and stored rows of each feature that is not partially deduplicated."""
     if batch.kjt is not None:
         for key, jagged in batch.kjt.to_dict().items():
             yield key, StoredFeature(jagged, batch.batch_size, None)

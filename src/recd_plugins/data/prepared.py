@@ -34,7 +34,7 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from recd_plugins.data.preprocess import Preprocess
     from recd_plugins.interfaces.model_tables import EmbeddingModule
@@ -204,6 +204,7 @@ class RegistryLookups(Lookups):
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
+        from recd_plugins.data.lower import stored_features
         from recd_plugins.interfaces.batch import Batch
         from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
 
@@ -225,13 +226,11 @@ class RegistryLookups(Lookups):
             )
         )
         found = {}
-        if batch.kjt is not None:
-            for name, jagged in batch.kjt.to_dict().items():
-                found[name] = _lookups(jagged.values(), jagged.lengths(), None)
-        for ikjt in batch.ikjts:
-            inverse = ikjt.inverse_lookup().long()
-            for name, jagged in ikjt.to_unique_kjt().to_dict().items():
-                found[name] = _lookups(jagged.values(), jagged.lengths(), inverse)
+        for name, stored in stored_features(batch):
+            lengths = stored.jagged.lengths().numpy()
+            offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+            inverse = None if stored.inverse is None else stored.inverse.numpy()
+            found[name] = FeatureLookups(stored.jagged.values().numpy(), offsets, inverse)
         return found
 
     @cached_property
@@ -239,11 +238,6 @@ class RegistryLookups(Lookups):
         from recd_plugins.data.preprocess import Preprocess, fitted_steps
 
         return Preprocess(fitted_steps(self._registry, self._registry.dataset.schema()))
-
-
-def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> FeatureLookups:
-    offsets = np.concatenate(([0], np.cumsum(lengths.numpy(), dtype=np.int64)))
-    return FeatureLookups(values.numpy(), offsets, None if inverse is None else inverse.numpy())
 
 
 class _NotPrepared(SetupError):

@@ -64,8 +64,8 @@ class StatisticsAccumulator:
         if self._last:
             # Compares the last row of the previous batch with the first row of this batch.
             seam = []
-            for name, (ids, offsets) in columns.items():
-                last, first = self._last[name], ids[offsets[0] : offsets[1]]
+            for name, (values, offsets) in columns.items():
+                last, first = self._last[name], values[offsets[0] : offsets[1]]
                 ends = np.array([0, len(last), len(last) + len(first)], np.int32)
                 seam.append((np.concatenate([last, first]), ends))
             both = np.zeros((len(seam), 2), np.bool_)

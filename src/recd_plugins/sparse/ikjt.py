@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.sparse.jagged import offsets_of
+from recd_plugins.sparse.movable import Movable, register_pytree
 from recd_plugins.sparse.unique_groups import deduplicate
 
 
-class InverseKeyedJaggedTensor(Pipelineable):
+class InverseKeyedJaggedTensor(Movable):
     """A KeyedJaggedTensor of B rows that stores each distinct row once.
 
     All F features share one ``inverse_lookup``. In every feature, row ``b`` of the batch is equal
@@ -44,6 +42,9 @@ class InverseKeyedJaggedTensor(Pipelineable):
                 inverse_lookup=torch.tensor([0, 0, 1]),
             )
     """
+
+    TENSORS = ("_values", "_lengths", "_inverse_lookup", "_weights", "_offsets")
+    _offsets: Tensor | None = None
 
     def __init__(
         self,
@@ -183,54 +184,10 @@ class InverseKeyedJaggedTensor(Pipelineable):
             stride=self.num_unique(),
         )
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> InverseKeyedJaggedTensor:
-        """Return a copy on ``device``."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> InverseKeyedJaggedTensor:
-        """Return a copy in page-locked memory."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Do not reuse the memory before ``stream`` has finished its current work."""
-        for tensor in _flatten(self)[0]:
-            if tensor is not None:
-                tensor.record_stream(stream)
-        if self._offsets is not None:
-            self._offsets.record_stream(stream)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> InverseKeyedJaggedTensor:
-        return InverseKeyedJaggedTensor(
-            keys=self._keys,
-            values=function(self._values),
-            inverse_lookup=function(self._inverse_lookup),
-            weights=None if self._weights is None else function(self._weights),
-            lengths=function(self._lengths),
-            offsets=None if self._offsets is None else function(self._offsets),
-        )
-
     def __repr__(self) -> str:
         rows = f"{self.num_unique()} unique of {self.stride()} rows"
         return f"{type(self).__name__}(keys={self._keys}, {rows}, device={self.device()})"
 
 
-def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], list[str]]:
-    tensors = [ikjt.values(), ikjt.lengths(), ikjt.inverse_lookup(), ikjt.weights_or_none()]
-    return tensors, ikjt.keys()
-
-
-def _unflatten(tensors: Any, keys: list[str]) -> InverseKeyedJaggedTensor:
-    # No checks: leaves may be any objects, for example shapes after tree_map.
-    ikjt = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
-    ikjt._keys = keys
-    ikjt._values, ikjt._lengths, ikjt._inverse_lookup, ikjt._weights = tensors
-    ikjt._offsets = None
-    return ikjt
-
-
-register_pytree_node(
-    InverseKeyedJaggedTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="recd_plugins.InverseKeyedJaggedTensor",
-)
+# Without offsets, which are computed from the lengths.
+register_pytree(InverseKeyedJaggedTensor, InverseKeyedJaggedTensor.TENSORS[:-1], ["_keys"])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor
-from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.jagged import positions_of_ranges, positions_of_rows
+from recd_plugins.sparse.movable import Movable
 
 # Dtypes that FBGEMM's CPU and CUDA kernels support.
 _FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
@@ -84,7 +83,7 @@ def _width(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Segments(Pipelineable):
+class Segments(Movable):
     """Positions of U rows of one feature in its stored values. Rows may overlap.
 
     Attributes:
@@ -92,6 +91,8 @@ class Segments(Pipelineable):
         lengths: number of values in each row, integer ``[U]``.
         total: sum of ``lengths``, stored to avoid a device synchronization.
     """
+
+    TENSORS = ("offsets", "lengths")
 
     offsets: Tensor
     lengths: Tensor
@@ -105,17 +106,3 @@ class Segments(Pipelineable):
         positions = positions_of_ranges(self.offsets, self.lengths, self.total)
         select = partial(torch.index_select, dim=0, index=positions)
         return JaggedTensor(values=in_float32(select, values), lengths=self.lengths)
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        return replace(
-            self,
-            offsets=self.offsets.to(device, non_blocking=non_blocking),
-            lengths=self.lengths.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> Self:
-        return replace(self, offsets=self.offsets.pin_memory(), lengths=self.lengths.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self.offsets.record_stream(stream)
-        self.lengths.record_stream(stream)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import positions_of_ranges, readable, runs_of_equal_rows
+from recd_plugins.sparse.movable import Movable, register_pytree
 from recd_plugins.sparse.partial import MAX_SHIFT, PackedRows, RowPacker
 from recd_plugins.sparse.unique_groups import check_features
 
 
-class PartialInverseKeyedJaggedTensor(Pipelineable):
+class PartialInverseKeyedJaggedTensor(Movable):
     """A KeyedJaggedTensor of B rows in which overlapping rows share stored ids.
 
     Row ``b`` of a feature consists of ``lengths[b]`` ids, starting at index ``offsets[b]`` of the
@@ -47,6 +45,8 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
                 length_per_key=[4],
             )
     """
+
+    TENSORS = ("_values", "_offsets", "_lengths")
 
     def __init__(
         self,
@@ -152,7 +152,8 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
 
     def to_kjt(self) -> KeyedJaggedTensor:
         """Return a plain KJT of all B rows, without shared ids."""
-        starts = self._offsets.long().view(len(self._keys), -1) + self._starts().unsqueeze(1)
+        firsts = torch.tensor([0, *accumulate(self._length_per_key)][:-1], device=self.device())
+        starts = self._offsets.long().view(len(self._keys), -1) + firsts.unsqueeze(1)
         positions = positions_of_ranges(starts.flatten(), self._lengths)
         return KeyedJaggedTensor(
             keys=self._keys,
@@ -176,34 +177,6 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         groups = [[key] for key in self._keys] if groups is None else groups
         features = {key: rest for key, *rest in self.split()}
         return tuple(_unique_rows(group, [features[key] for key in group]) for group in groups)
-
-    def to(
-        self, device: torch.device, non_blocking: bool = False
-    ) -> PartialInverseKeyedJaggedTensor:
-        """Return a copy on ``device``."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> PartialInverseKeyedJaggedTensor:
-        """Return a copy in page-locked memory."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Do not reuse the memory before ``stream`` has finished its current work."""
-        for tensor in (self._values, self._offsets, self._lengths):
-            tensor.record_stream(stream)
-
-    def _starts(self) -> Tensor:
-        starts = [0, *accumulate(self._length_per_key)][:-1]
-        return torch.tensor(starts, device=self.device())
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> PartialInverseKeyedJaggedTensor:
-        return PartialInverseKeyedJaggedTensor(
-            self._keys,
-            function(self._values),
-            function(self._offsets),
-            function(self._lengths),
-            self._length_per_key,
-        )
 
     def __repr__(self) -> str:
         rows = f"{self._values.numel()} ids of {self.stride()} rows"
@@ -230,22 +203,5 @@ def _unique_rows(
     )
 
 
-def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
-    tensors = [partial.values(), partial.offsets(), partial.lengths()]
-    return tensors, (partial.keys(), partial.length_per_key())
-
-
-def _unflatten(tensors: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
-    # No checks: leaves may be any objects, for example shapes after tree_map.
-    partial = PartialInverseKeyedJaggedTensor.__new__(PartialInverseKeyedJaggedTensor)
-    partial._keys, partial._length_per_key = context
-    partial._values, partial._offsets, partial._lengths = tensors
-    return partial
-
-
-register_pytree_node(
-    PartialInverseKeyedJaggedTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="recd_plugins.PartialInverseKeyedJaggedTensor",
-)
+_Partial = PartialInverseKeyedJaggedTensor
+register_pytree(_Partial, _Partial.TENSORS, ["_keys", "_length_per_key"])
