@@ -29,8 +29,9 @@ def as_lists(column) -> list[list[int]]:
 )
 def test_lists_of_any_integer(list_type, item):
     lists = [[1, 2], [], [3], [100]]
-    rows = make_rows(f=pa.array(lists, list_type(item)))
+    rows = make_rows(f=pa.array(lists, list_type(item)), one=pa.array([5, 6, 7, 8], item))
     assert as_lists(sparse_column(rows, "f")) == lists
+    assert as_lists(sparse_column(rows, "one")) == [[5], [6], [7], [8]]
 
 
 @pytest.mark.parametrize("item", [pa.int32(), pa.int64()])
@@ -50,17 +51,11 @@ def test_lists_of_int64_are_not_copied():
     assert values[offsets[1]] == 2**63 - 1
 
 
-def test_integers_are_lists_of_one():
-    assert as_lists(sparse_column(make_rows(f=pa.array([5, 6, 7], pa.int32())), "f")) == [
-        [5],
-        [6],
-        [7],
-    ]
-
-
 @pytest.mark.parametrize(
     ("column", "parts"),
     [
+        (pa.array([1.0, None]), ["row 101", "null", "price"]),
+        (pa.array(["a", "b"]), ["row 100", "string", "number", "price"]),
         (pa.array([[1], None, [2]], pa.list_(pa.int64())), ["row 101", "null"]),
         (pa.array([[1], [], [2, None]], pa.list_(pa.int64())), ["row 102", "null", "[2, None]"]),
         (pa.array([[1], [None]], pa.list_(pa.int32())), ["row 101", "[None]"]),
@@ -70,10 +65,13 @@ def test_integers_are_lists_of_one():
         (pa.array([[1]], pa.list_(pa.uint64())), ["row 100", "uint64"]),
     ],
 )
-def test_errors_of_sparse_columns_say_where(column, parts):
+def test_errors_of_columns_say_where(column, parts):
+    name = "price" if "price" in parts else "clicks"
+    reads = {"price": lambda rows: dense_features(rows, ("price",))}
+    reads["clicks"] = lambda rows: sparse_column(rows, "clicks")
     with pytest.raises(DataError) as caught:
-        sparse_column(make_rows(clicks=column), "clicks")
-    for part in (FILE, "'clicks'", *parts):
+        reads[name](make_rows(**{name: column}))
+    for part in (FILE, repr(name), *parts):
         assert part in str(caught.value)
 
 
@@ -101,20 +99,6 @@ def test_dense_features_of_any_number():
     features = dense_features(rows, ("c", "a", "b"))
     assert features.tolist() == [[1.0, 1.0, 0.5], [0.0, 2.0, 0.25]]
     assert dense_features(rows, ()).shape == (2, 0)
-
-
-@pytest.mark.parametrize(
-    ("column", "parts"),
-    [
-        (pa.array([1.0, None]), ["row 101", "null"]),
-        (pa.array(["a", "b"]), ["row 100", "string", "number"]),
-    ],
-)
-def test_errors_of_dense_columns_say_where(column, parts):
-    with pytest.raises(DataError) as caught:
-        dense_features(make_rows(price=column), ("price",))
-    for part in (FILE, "'price'", *parts):
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("column", [[0, 1, 2], [0.0, 1.0, 0.5], [0, 1, -1], [0, 1, 1 + 1e-12]])

@@ -182,9 +182,11 @@ def test_named_features_are_deduplicated_whatever_the_first_batch(
         assert deduplicated == [features is not None] * NUM_STEPS
 
 
-def test_named_features_must_be_pooled() -> None:
+def test_models_and_features_that_nothing_pools_are_refused() -> None:
     with pytest.raises(SetupError, match=r"no module pools the feature 'f00'. Did you mean 'f0"):
         Dedup(Model())([], features=["f00"])
+    with pytest.raises(SetupError, match="no unsharded EmbeddingBagCollection"):
+        Dedup(nn.Linear(1, 1))
 
 
 def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
@@ -230,16 +232,24 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
         return KeyedJaggedTensor(list(names), twice.repeat(len(names)), lengths=lengths)
 
     stored = Dedup(model).batch(kjt("f0"))
+    weights = {"half": torch.ones(4).half(), "learn": torch.ones(4, requires_grad=True)}
     batch = {"mine": kjt("s"), "twice": stored, "again": kjt("f1", "f1"), "ok": kjt("f2", "s", "z")}
+    batch |= {
+        name: KeyedJaggedTensor(["f0"], twice, each, torch.full((2,), 2))
+        for name, each in weights.items()
+    }
     dedup = Dedup(model)
     changed = dedup.batch(batch)
     assert [name for name in batch if changed[name] is not batch[name]] == ["ok"]
     assert unique_rows(changed["ok"]).stride_per_key() == [1, 2, 2]
-    assert "batch['mine']: not deduplicated, since none of its features is pooled by" in caplog.text
-    assert (
-        "batch['again']: not deduplicated, since it contains the feature 'f1' twice" in caplog.text
-    )
-    assert "batch['twice']: not deduplicated, since it is already deduplicated" in caplog.text
+    for name, why in {
+        "mine": "none of its features is pooled by",
+        "again": "it contains the feature 'f1' twice",
+        "twice": "it is already deduplicated",
+        "half": "its weights are float16, which TorchRec's CPU kernels do not support",
+        "learn": "its weights require a gradient, and equal rows would share one gradient",
+    }.items():
+        assert f"batch[{name!r}]: not deduplicated, since {why}" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "recd_plugins"):
         dedup.batch(batch)
@@ -440,28 +450,6 @@ def test_other_values_than_lengths_say_are_refused(values: int) -> None:
         Stored({"batch": ["f0"]})("batch", kjt)
 
 
-@pytest.mark.parametrize(
-    ("weights", "why"),
-    [
-        (
-            torch.ones(8).half(),
-            "its weights are float16, which TorchRec's CPU kernels do not support",
-        ),
-        (
-            torch.ones(8, requires_grad=True),
-            "its weights require a gradient, and equal rows would share one gradient",
-        ),
-    ],
-    ids=["half", "learn"],
-)
-def test_weights_that_stay(weights: Tensor, why: str) -> None:
-    ids = torch.zeros(8, dtype=torch.long)
-    kjt = KeyedJaggedTensor(["f0"], ids, weights, torch.full((8,), 1))
-    decided = Dedup(Model()).decide({"ids": kjt})
-    assert decided is not None
-    assert decided.left == {"batch['ids']": why}
-
-
 def _batch(_: Any = None) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["f0"], torch.zeros(8).long(), lengths=torch.full((4,), 2))
 
@@ -479,8 +467,3 @@ def test_ranks_cannot_decide_in_workers() -> None:
     )
     with pytest.raises(SetupError, match="dedup runs in a DataLoader worker"):
         next(iter(worker))
-
-
-def test_a_model_without_embeddings() -> None:
-    with pytest.raises(SetupError, match="no unsharded EmbeddingBagCollection"):
-        Dedup(nn.Linear(1, 1))

@@ -82,16 +82,10 @@ def plain_of_inference() -> KeyedJaggedTensor:
 
 
 @pytest.mark.parametrize("chosen", ["abcd", "bc"])
-def test_what_is_deduplicated_already_stays(chosen: str) -> None:
-    """As where a loader is handed to dedup twice, or some of a trainer's batches are its own."""
+def test_what_is_deduplicated_already_stays_and_can_be_freed_once_sent(chosen: str) -> None:
+    """As where a loader is handed to dedup twice, and in a pipeline that frees its inputs."""
     stored = Stored({"batch": chosen})
     once = stored("batch", kjt(0, torch.int64))
     assert stored("batch", once) is once
-
-
-@pytest.mark.parametrize("chosen", ["abcd", "bc"])
-def test_what_is_sent_can_be_freed(chosen: str) -> None:
-    """As a pipeline with clear_data_dist_inputs does, which plain batches of a trainer outlive."""
-    found = unique_rows(Stored({"batch": chosen})("batch", kjt(0, torch.int64)))
-    for part in (found.values(), found.lengths()):
+    for part in (unique_rows(once).values(), unique_rows(once).lengths()):
         part.untyped_storage().resize_(0)

@@ -84,12 +84,9 @@ def registry(tmp_path: Path) -> RunConfig:
     return load_registry(path)
 
 
-def test_data_without_features_is_refused(registry: RunConfig) -> None:
+def test_numbers_alone_have_a_model_without_tables(registry: RunConfig) -> None:
     with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no features"):
         build_model(registry, FeatureSchema(sparse=(), dense=(), label="label"))
-
-
-def test_numbers_alone_have_a_model_without_tables(registry: RunConfig) -> None:
     model = build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
     assert isinstance(model, DLRM)
     assert not any("t_" in name for name in model.state_dict())
@@ -276,7 +273,7 @@ def test_outputs_and_gradients_are_those_of_torchrecs_model(
         torch.testing.assert_close(one, other)
 
 
-def test_a_dlrm_draws_its_weights_as_ever() -> None:
+def test_a_dlrm_draws_and_names_its_weights_as_ever() -> None:
     torch.manual_seed(5)
     model = DLRM(spec_of(), NUM_DENSE, Placement(FEATURES))
     torch.manual_seed(5)
@@ -285,11 +282,7 @@ def test_a_dlrm_draws_its_weights_as_ever() -> None:
     drawn = itertools.chain(bags.parameters(), bottom.parameters(), top.parameters())
     for ours, expected in zip(model.parameters(), drawn, strict=True):
         assert torch.equal(ours, expected)
-
-
-def test_names_of_a_dlrms_weights_are_as_ever() -> None:
-    names = list(DLRM(spec_of(bottom_mlp=[12]), NUM_DENSE, Placement(FEATURES)).state_dict())
-    assert {name.rpartition(".")[0] for name in names if "bags" not in name} == {
+    assert {name.rpartition(".")[0] for name in model.state_dict() if "bags" not in name} == {
         "top.dense_arch.model._mlp.0._linear",
         "top.dense_arch.model._mlp.1._linear",
         "top.over_arch.model.0._mlp.0._linear",

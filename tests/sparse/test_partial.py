@@ -1,15 +1,8 @@
 """RowPacker: what columns it takes, and the room that it leaves."""
 
-import numpy as np
+from tests.sparse.test_dedup import make_column as column
 
 from recd_plugins.sparse.partial import RowPacker
-
-
-def column(rows, dtype=np.int64):
-    return (
-        np.array([number for row in rows for number in row], dtype),
-        np.cumsum([0, *map(len, rows)], dtype=np.int32),
-    )
 
 
 def unpack(packed, index):

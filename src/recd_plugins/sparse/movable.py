@@ -50,7 +50,7 @@ def register_pytree(cls: type, leaves: Sequence[str], context: Sequence[str]) ->
 
     def unflatten(tensors: Any, kept: Any) -> Any:
         # No checks: leaves may be any objects, for example shapes after tree_map.
-        value = cls.__new__(cls)
+        value: Any = object.__new__(cls)
         vars(value).update(zip((*leaves, *context), (*tensors, *kept), strict=True))
         return value
 
