@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.index_select import index_select
+from recd_plugins.sparse.movable import Movable
 
 
 @dataclass(frozen=True)
-class RequestRows(Pipelineable):
+class RequestRows(Movable):
     """U request rows: runs of adjacent rows of a batch whose user features are all equal.
 
     A request usually is one request row. A request whose rows are not adjacent has several.
@@ -25,6 +23,8 @@ class RequestRows(Pipelineable):
         dense_columns: columns of ``dense_features`` that are equal in all batch rows of a request
             row.
     """
+
+    TENSORS = ("inverse", "first_rows")
 
     inverse: Tensor
     first_rows: Tensor
@@ -43,19 +43,3 @@ class RequestRows(Pipelineable):
     def expand(self, rows: Tensor) -> Tensor:
         """Repeat each request row for its batch rows: ``[U, ...]`` to ``[B, ...]``."""
         return index_select(rows, self.inverse)
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        return replace(
-            self,
-            inverse=self.inverse.to(device, non_blocking=non_blocking),
-            first_rows=self.first_rows.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> Self:
-        return replace(
-            self, inverse=self.inverse.pin_memory(), first_rows=self.first_rows.pin_memory()
-        )
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self.inverse.record_stream(stream)
-        self.first_rows.record_stream(stream)
