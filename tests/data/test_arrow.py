@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -67,8 +68,10 @@ def test_lists_of_int64_are_not_copied():
 )
 def test_errors_of_columns_say_where(column, parts):
     name = "price" if "price" in parts else "clicks"
-    reads = {"price": lambda rows: dense_features(rows, ("price",))}
-    reads["clicks"] = lambda rows: sparse_column(rows, "clicks")
+    reads: dict[str, Any] = {
+        "price": lambda rows: dense_features(rows, ("price",)),
+        "clicks": lambda rows: sparse_column(rows, "clicks"),
+    }
     with pytest.raises(DataError) as caught:
         reads[name](make_rows(**{name: column}))
     for part in (FILE, repr(name), *parts):

@@ -292,11 +292,6 @@ def read_first_rows(registry: RunConfig) -> FirstRows:
     raise AssertionError("a dataset without wrappers needs no model")
 
 
-def first_rows(registry: RunConfig) -> Rows:
-    """Return the rows of the training split's first batch."""
-    return read_first_rows(registry).rows
-
-
 def _reader(dataset: Dataset, batch_size: int) -> Reader:
     return dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
 

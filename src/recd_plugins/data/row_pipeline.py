@@ -14,8 +14,8 @@ from recd_plugins.data.checks import check_ids, check_numbers
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import (
     PreparedModel,
-    first_rows,
     plan_placement,
+    read_first_rows,
     session_column,
     wrapped_dataset,
 )
@@ -110,7 +110,7 @@ def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
     if registry.converter.is_fitted:
         return
     if rows is None:
-        rows = first_rows(registry)
+        rows = read_first_rows(registry).rows
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
     registry.converter.is_fitted = True

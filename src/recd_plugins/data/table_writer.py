@@ -235,10 +235,7 @@ class TableWriter:
 
 def _pays(lists: pa.Array) -> bool:
     """Return whether layout ``list_dict`` would make the column much smaller."""
-    try:
-        packed = to_list_dict(lists)
-    except ValueError:  # the list column has more ids than an Arrow array can hold
-        return False
+    packed = to_list_dict(lists)
     distinct = pc.sum(pc.binary_length(pc.unique(packed))).as_py() or 0
     every = pc.sum(pc.binary_length(packed)).as_py() or 0
     return bool(every and every >= _MIN_FACTOR * (distinct + 4 * len(packed)))

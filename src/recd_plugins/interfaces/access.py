@@ -43,14 +43,6 @@ def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Co
     return every[starts], np.add.reduceat(np.concatenate(counts)[order], starts)
 
 
-def _most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
-    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
-        order = np.argsort(rows)
-        rows, counts = rows[order], counts[order]
-    order = np.argsort(-counts, kind="stable")
-    return rows[order], counts[order]
-
-
 def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
     """Return ids and counts of the ``bound`` most frequent rows, and the error of the counts.
 
@@ -115,10 +107,14 @@ class TableAccess:
 
         ``total`` defaults to the sum of ``accesses``.
         """
-        ordered = _most_read_first(rows, accesses)
         if total is None:
             total = float(accesses.sum())
-        return cls(table, features, num_embeddings, samples, *ordered, total, error)
+        if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+            order = np.argsort(rows)
+            rows, accesses = rows[order], accesses[order]
+        order = np.argsort(-accesses, kind="stable")
+        by_count = rows[order], accesses[order]
+        return cls(table, features, num_embeddings, samples, *by_count, total, error)
 
     def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
         """Return a copy that is marked as counting only the unique rows of each batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -120,15 +120,23 @@ def left_modules(model: nn.Module) -> list[EmbeddingModule]:
 
 def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
     """Yield the unsharded modules of a model that contain embedding tables."""
+    for path, module in _outermost(model, lambda m: _is_one_of(m, _HOLDING) or bool(_tables(m))):
+        tables = tuple(table for child in module.modules() for table in _tables(child))
+        yield EmbeddingModule(path, module, tables, not _is_one_of(module, _REMAPPING))
+
+
+def _outermost(
+    model: nn.Module, wanted: Callable[[nn.Module], bool]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of each wanted module, once, but none inside a wanted module."""
     seen: set[int] = set()
 
-    def visit(path: str, module: nn.Module) -> Iterator[EmbeddingModule]:
+    def visit(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if id(module) in seen:
             return
         seen.add(id(module))
-        if _is_one_of(module, _HOLDING) or _tables(module):
-            tables = tuple(table for child in module.modules() for table in _tables(child))
-            yield EmbeddingModule(path, module, tables, not _is_one_of(module, _REMAPPING))
+        if wanted(module):
+            yield path, module
             return
         for name, child in module.named_children():
             yield from visit(f"{path}.{name}" if path else name, child)
@@ -151,17 +159,6 @@ def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> 
             )
 
 
-def _refuse_tied(path: str, module: nn.Module) -> None:
-    names: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(parameter), name)
-        if first != name:
-            raise SetupError(
-                f"parameters {first!r} and {name!r} of {_named(path)} are the same tensor, but "
-                "sharding would create two copies. Use one table with the features of both tables"
-            )
-
-
 def refuse_shared_tables(model: nn.Module) -> None:
     """Raise SetupError for shared or frozen tables, which cannot be sharded correctly."""
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -169,7 +166,13 @@ def refuse_shared_tables(model: nn.Module) -> None:
     paths: dict[int, str] = {}
     for path, module in found.items():
         refuse_frozen(path, module.named_parameters())
-        _refuse_tied(path, module)
+        names: dict[int, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if (first := names.setdefault(id(parameter), name)) != name:
+                raise SetupError(
+                    f"parameters {first!r} and {name!r} of {_named(path)} are the same tensor, but "
+                    "sharding would create two copies. Use one table with the features of both"
+                )
         for parameter in module.parameters():
             first = paths.setdefault(id(parameter), path)
             if first != path:
@@ -194,28 +197,13 @@ def sharded_modules(
 ) -> Iterator[tuple[nn.Module, ModuleSharder[nn.Module]]]:
     """Yield each module that ``DistributedModelParallel`` shards, with the module's sharder."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
-    seen: set[int] = set()
-
-    def visit(module: nn.Module) -> Iterator[tuple[nn.Module, ModuleSharder[nn.Module]]]:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        if (sharder := by_type.get(type(module))) is not None:
-            yield module, sharder
-            return
-        for child in module.children():
-            yield from visit(child)
-
-    yield from visit(model)
+    for _, module in _outermost(model, lambda m: type(m) in by_type):
+        yield module, by_type[type(module)]
 
 
-def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+def outermost_sharded(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of each sharded module that is not inside a sharded module."""
-    if isinstance(module, ShardedModule):
-        yield path, module
-        return
-    for name, child in module.named_children():
-        yield from outermost_sharded(child, f"{path}.{name}" if path else name)
+    return _outermost(model, lambda module: isinstance(module, ShardedModule))
 
 
 def _is_collection(module: nn.Module) -> bool:

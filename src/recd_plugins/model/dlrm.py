@@ -66,7 +66,14 @@ class CrossInteraction(nn.Module):
     def __init__(self, spec: ModelSpec, num_vectors: int) -> None:
         super().__init__()
         self.out_features = num_vectors * spec.embedding_dim
-        self.crossnet = _cross_net(spec, self.out_features)
+        if spec.cross_net == "full":
+            self.crossnet: nn.Module = CrossNet(self.out_features, spec.cross_layers)
+        elif spec.cross_net == "vector":
+            self.crossnet = VectorCrossNet(self.out_features, spec.cross_layers)
+        else:
+            # A quarter keeps about the accuracy of square matrices, says TorchRec's documentation.
+            rank = spec.low_rank_dim or max(1, self.out_features // 4)
+            self.crossnet = LowRankCrossNet(self.out_features, spec.cross_layers, rank)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
         """Map ``vectors`` ``[B, n, dim]``, which include ``dense``, to ``[B, n * dim]``."""
@@ -79,16 +86,6 @@ def interaction_of(spec: ModelSpec, num_vectors: int) -> DotInteraction | CrossI
     if spec.architecture == "dcn":
         return CrossInteraction(spec, num_vectors)
     return DotInteraction(num_vectors, spec.embedding_dim)
-
-
-def _cross_net(spec: ModelSpec, in_features: int) -> nn.Module:
-    if spec.cross_net == "full":
-        return CrossNet(in_features, spec.cross_layers)
-    if spec.cross_net == "vector":
-        return VectorCrossNet(in_features, spec.cross_layers)
-    # A quarter keeps about the accuracy of square matrices, says TorchRec's documentation.
-    low_rank_dim = spec.low_rank_dim or max(1, in_features // 4)
-    return LowRankCrossNet(in_features, spec.cross_layers, low_rank_dim)
 
 
 Output = tuple[Tensor, Tensor, Tensor]

@@ -27,7 +27,7 @@ from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.prepared import first_rows, placement_of
+from recd_plugins.data.prepared import placement_of, read_first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.interfaces import (
     Candidate,
@@ -359,7 +359,7 @@ def _digest(registry: RunConfig) -> str:
     """Return a hash of the ids of the first batch; fits the converter to this batch first."""
     if isinstance(registry.dataset, NoDataset):
         return ""
-    rows = first_rows(registry)
+    rows = read_first_rows(registry).rows
     fit_converter(registry, rows)
     digest = hashlib.sha256()
     for name in registry.dataset.schema().sparse:

@@ -17,7 +17,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import RunConfig
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.prepared import first_rows, placement_of, smallest_batch, wrapped_dataset
+from recd_plugins.data.prepared import (
+    placement_of,
+    read_first_rows,
+    smallest_batch,
+    wrapped_dataset,
+)
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.interfaces.batch import ModelInput, Placement
@@ -132,7 +137,7 @@ def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module,
 
 def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
     """Return a batch of 64 rows at most, from the first rows of the data, with all ids 0."""
-    rows = first_rows(registry)
+    rows = read_first_rows(registry).rows
     places = list(range(0, len(rows), -(-len(rows) // _COUNTED)))
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
     rows = Rows(rows.data.take(places), origins)

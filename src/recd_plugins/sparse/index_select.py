@@ -53,7 +53,8 @@ def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
     values, weights = jagged.values(), jagged.weights_or_none()
     lengths = jagged.lengths()
     tensors = [values] if weights is None else [values, weights]
-    if rows.numel() and _suit_fbgemm(tensors):
+    wide = _width(values) >= _FBGEMM_CPU_WIDTH or values.device.type != "cpu"
+    if rows.numel() and wide and all(tensor.dtype in _FBGEMM_DTYPES for tensor in tensors):
         taken = lengths.index_select(0, rows)
         select = partial(_by_fbgemm, lengths=lengths, rows=rows)
     else:
@@ -64,11 +65,6 @@ def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
         lengths=taken.to(lengths.dtype),
         weights=None if weights is None else in_float32(select, weights),
     )
-
-
-def _suit_fbgemm(tensors: list[Tensor]) -> bool:
-    wide = _width(tensors[0]) >= _FBGEMM_CPU_WIDTH or tensors[0].device.type != "cpu"
-    return wide and all(tensor.dtype in _FBGEMM_DTYPES for tensor in tensors)
 
 
 def _by_fbgemm(tensor: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
