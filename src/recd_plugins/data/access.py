@@ -120,8 +120,13 @@ def table_reads(
     """Yield the ids that each batch looks up, for the first ``rows`` training rows (None: all)."""
     num_embeddings = rows_by_feature(tables)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
+    batches: Iterator[Batch]
     if deduplicated:
-        batches = _converted(registry, placement, num_embeddings)
+        pipeline = RowPipeline(registry, placement, num_embeddings)
+        dataset = read_first_rows(registry).dataset if registry.wrappers else registry.dataset
+        size = registry.training.batch_size
+        reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")
+        batches = map(pipeline.batch, pipeline.reading(reader))
     else:
         batches = _stored(registry, num_embeddings, rows)
     samples = 0
@@ -140,17 +145,6 @@ def table_reads(
         samples += batch.batch_size
         if rows is not None and samples >= rows:
             return
-
-
-def _converted(
-    registry: RunConfig, placement: Placement, num_embeddings: Mapping[str, int]
-) -> Iterator[Batch]:
-    pipeline = RowPipeline(registry, placement, num_embeddings)
-    dataset = read_first_rows(registry).dataset if registry.wrappers else registry.dataset
-    reader = dataset.reader(
-        rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
-    )
-    yield from map(pipeline.batch, pipeline.reading(reader))
 
 
 def _stored(

