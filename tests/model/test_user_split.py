@@ -17,7 +17,7 @@ from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.model import user_split
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 
 USER, CANDIDATE = ("user", "country", "region", "seen", "liked"), ("item", "shop", "tags", "rival")
 NAMES = (*USER, *CANDIDATE)

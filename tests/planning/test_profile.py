@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import RunConfig
 from recd_plugins.data.access import table_reads
-from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.data.row_pipeline import RowPipeline, read_first_rows
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
@@ -108,7 +108,7 @@ def test_between_and_beyond_measured_sizes_they_grow_with_a_power() -> None:
 def test_of_the_first_batch_they_are_exact(candidate: ShardableModel) -> None:
     prepared, registry = candidate.prepared, candidate.prepared.registry
     assert prepared.coalesced == {table.name for table in candidate.tables}
-    (batch,) = RowPipeline.of_model(registry, prepared).read([first_rows(registry)])
+    (batch,) = RowPipeline.of_model(registry, prepared).read([read_first_rows(registry).rows])
     profile = measure_profile(registry, coalesced=candidate.tables, least_rows=1)
     for table in candidate.tables:
         kjt = batch.sparse_features if table.pooled else batch.sequence_features
