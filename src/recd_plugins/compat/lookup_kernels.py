@@ -186,16 +186,6 @@ def _of_table(table: str, kernels: Sequence[LookupKernels]) -> LookupKernels | N
     return next((each for each in kernels if table in each.tables), None)
 
 
-def offered_kernels(
-    kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
-) -> list[str]:
-    """Return ``offered`` (compute kernels of TorchRec) and the kernels of plugins."""
-    if sharding_type == ShardingType.DATA_PARALLEL.value:
-        return offered
-    own = [each.compute_kernel for each in kernels if each.tables]
-    return list(dict.fromkeys([*offered, *own]))
-
-
 def check_kernels(
     kernels: Sequence[LookupKernels], params: Mapping[str, ParameterSharding]
 ) -> None:

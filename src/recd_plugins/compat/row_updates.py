@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,10 @@ def check_updates(
     dropped, columns, unset = list[str](), list[str](), list[str]()
     for table, sharding in params.items():
         kind, given = update_of_table(module, table, fused_params)
-        classes = _in_backward(module, table)
+        fused = isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection)
+        weight = None if fused else _weight(module, table)
+        # Set by torch.distributed.optim._apply_optimizer_in_backward.
+        classes = getattr(weight, "_optimizer_classes", ())
         if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
             dropped += [table] if classes else []
         elif sharding.compute_kernel in (_FUSED_ON_CUDA if device_type == "cuda" else _FUSED):
@@ -175,15 +178,6 @@ def check_updates(
     ):
         if tables and (not dist.is_initialized() or dist.get_rank() == 0):
             logger.warning("tables %s: %s", shortened(tables), message)
-
-
-def _in_backward(module: nn.Module, table: str) -> Sequence[type[torch.optim.Optimizer]]:
-    """Return the optimizers of a table that were set by TorchRec's apply_optimizer_in_backward."""
-    if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
-        return ()
-    found: Sequence[type[torch.optim.Optimizer]]
-    found = getattr(_weight(module, table), "_optimizer_classes", ())
-    return found
 
 
 def _weight(module: Any, table: str) -> Any:

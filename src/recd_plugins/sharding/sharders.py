@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.compat.lookup_kernels import check_kernels, offered_kernels
+from recd_plugins.compat.lookup_kernels import check_kernels
 from recd_plugins.compat.row_updates import check_updates, copy_optimizer_arguments
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces.model_tables import refuse_frozen
@@ -131,8 +131,11 @@ class _WithKernels:
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Return the names of TorchRec's compute kernels and those of plugins."""
-        offered = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
-        return offered_kernels(self._kernels, sharding_type, offered)
+        offered: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
+        if sharding_type == ShardingType.DATA_PARALLEL.value:
+            return offered
+        own = [each.compute_kernel for each in self._kernels if each.tables]
+        return list(dict.fromkeys([*offered, *own]))
 
 
 class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSharder):
