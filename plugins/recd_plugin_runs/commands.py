@@ -126,7 +126,9 @@ def evaluate(
     from recd_plugin_runs.baseline import with_baselines
     from recd_plugin_runs.evaluate import EvaluateJob
     from recd_plugin_runs.evaluate import evaluate as on_rank
-    from recd_plugins.api import devices, launcher, run_results, trained_models
+    from recd_plugins.api import devices, launcher, run_identity, run_results, trained_models
+
+    run_identity.check_same_dataset(chosen, read)
 
     job = EvaluateJob(
         read.path,
@@ -237,8 +239,9 @@ def predict(
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob
     from recd_plugin_runs.predict import predict as on_rank
-    from recd_plugins.api import devices, launcher, trained_models
+    from recd_plugins.api import devices, launcher, run_identity, trained_models
 
+    run_identity.check_same_dataset(chosen, read)
     with file_utils.without_remains(output) as token:
         job = PredictJob(
             read.path,
@@ -304,7 +307,8 @@ def export(
     The program model.pt2 accepts raw ids and numbers, preprocesses them as in training, and returns
     probabilities. It needs only torch: load it with torch.export.load. encode.py turns raw rows
     into the inputs of the program, as signature.json describes. sample_request.json is a request
-    for examples/serving with values of training rows.
+    for examples/serving with values of training rows. A column can be in request, which all
+    candidates share, or in each candidate. Move it if the guess is wrong.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.

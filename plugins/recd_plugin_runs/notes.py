@@ -21,10 +21,10 @@ from recd_plugins.api import (
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
     """Print a note if the training data is missing, with the reason.
 
-    Raises RecdError if the dataset options differ from training, which can be the reason.
+    Raises RecdError if the dataset options differ from training.
     """
+    run_identity.check_same_dataset(checkpoint, registry)
     if isinstance(registry.dataset, trained_models.AbsentData):
-        run_identity.check_same_dataset(checkpoint, registry)
         error = str(registry.dataset.error).rstrip(".")
         click.echo(
             f"The training data cannot be read ({error}). The command uses the "

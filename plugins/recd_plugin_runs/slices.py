@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -218,6 +218,9 @@ def _deciles(numbers: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
     edges = np.unique(np.quantile(numbers[~missing], np.linspace(0, 1, _BINS + 1)))
     place = np.clip(np.searchsorted(edges, numbers, "right") - 1, 0, len(edges) - 2)
     place[missing] = len(edges) - 1
-    shown = [f"{low:.6g} to {high:.6g}" for low, high in pairwise(edges)]
     used, group = np.unique(place, return_inverse=True)  # no row may be missing
-    return group, [[*shown, _MISSING][number] for number in used]
+    shown = []
+    for number in range(len(used)):
+        ends = {f"{end(numbers[group == number]):.6g}": None for end in (np.min, np.max)}
+        shown.append(_MISSING if used[number] == len(edges) - 1 else " to ".join(ends))
+    return group, shown

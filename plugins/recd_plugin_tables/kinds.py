@@ -253,6 +253,18 @@ def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.Boolea
     return offsets, normal(values.flatten()), values.is_null()
 
 
+def is_constant(groups: pa.Array, values: pa.Array) -> bool:
+    """Return whether values are equal in each group, and at least one group has several rows."""
+    if pt.is_nested(values.type):
+        return False
+    found = pa.table({"group": groups, "value": values}).group_by("group")
+    counts = found.aggregate([("value", "count"), ("value", "count_distinct")])
+    rows, distinct = (
+        pc.max(counts[f"value_{name}"]).as_py() for name in ("count", "count_distinct")
+    )
+    return bool(rows > 1 and distinct == 1)
+
+
 def normal(values: pa.Array) -> pa.Array:
     """Convert extension, run-end encoded and view types to basic Arrow types."""
     kind = values.type

@@ -21,6 +21,7 @@ from recd_plugin_tables.kinds import (
     Leaf,
     feature_name,
     holds_nothing,
+    is_constant,
     is_list,
     is_text,
     leaf_array,
@@ -280,7 +281,8 @@ class Table(Dataset):
     def sample_request(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return JSON values by column: of columns shared by all candidates, and of one candidate.
 
-        Each value is the first one of its column that is not missing.
+        Each value is the first one of its column that is not missing. Without exploded lists,
+        shared columns are constant in each request, or session, of the first rows.
         """
         from recd_plugin_tables.encoding import json_value
 
@@ -288,13 +290,20 @@ class Table(Dataset):
         columns, source = trained.options.columns, trained._place.source
         known = {leaf.name: leaf for leaf in leaves(source.schema, trained.options.explode)}
         used = {name: known[name] for name, use in columns.items() if use.feature}
-        rows = next(iter(source.batches(sorted({leaf.path[0] for leaf in used.values()}))))
+        group = next(
+            (known[n] for r in ("request", "session") for n, u in columns.items() if r in u.roles),
+            None,
+        )
+        read = {leaf.path[0] for leaf in (*used.values(), *([group] if group else ()))}
+        rows = next(iter(source.batches(sorted(read))))
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for name, leaf in used.items():
             column = rows[leaf.path[0]]
             values = leaf_array(list_parts(column)[1] if leaf.exploded else column, leaf)
             grouped = {"session", "request", "time", "ids"} & set(columns[name].roles)
+            if group is not None and not (grouped or trained.options.explode):
+                grouped = is_constant(leaf_array(rows[group.path[0]], group), values)
             of_candidate = leaf.exploded if trained.options.explode else not grouped
             (own if of_candidate else shared)[name] = json_value(values.drop_null()[:1])
         for name, history in trained.options.histories.items():

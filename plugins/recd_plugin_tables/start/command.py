@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="COLUMN=ROLE",
     help="Set the role of a column that is guessed wrong: id, ids, number, numbers, key or unused. "
-    "Can be repeated.",
+    "key,id (or another feature role) is a feature and a key. Can be repeated.",
 )
 @click.option(
     "--explode",
@@ -170,20 +170,22 @@ def init(
     _say(guesses, file, positive_said=positive_from is not None)
 
 
-def _as_roles(given: Sequence[str]) -> dict[str, Role]:
-    """Parse the values of ``--as``. Return a dict from column to role."""
+def _as_roles(given: Sequence[str]) -> dict[str, tuple[Role, ...]]:
+    """Parse the values of ``--as``. Return a dict from column to roles."""
     from recd_plugin_tables.kinds import FEATURES
 
     allowed: tuple[Role, ...] = (*FEATURES, "key", "unused")
-    found: dict[str, Role] = {}
+    found: dict[str, tuple[Role, ...]] = {}
     for each in given:
         column, _, text = each.rpartition("=")
-        role = next((role for role in allowed if role == text), None)
-        if not column or role is None:
+        wanted = text.split(",")
+        roles = tuple(role for role in ("key", *FEATURES, "unused") if role in wanted)
+        both = len(roles) == 2 and roles[0] == "key" and roles[1] in FEATURES
+        if not column or len(roles) != len(wanted) or not (both or len(roles) == 1):
             raise click.UsageError(
                 f"--as {each!r} is not COLUMN=ROLE. Use one of these roles: {', '.join(allowed)}."
             )
-        found[column] = role
+        found[column] = roles
     return found
 
 

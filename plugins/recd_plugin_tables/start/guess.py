@@ -70,7 +70,7 @@ class Wanted:
     implicit: bool = False
     unused: tuple[str, ...] = ()
     positive_from: float | None = None
-    roles: Mapping[str, Role] = field(default_factory=dict)
+    roles: Mapping[str, tuple[Role, ...]] = field(default_factory=dict)
 
 
 def label_stands_outside(survey: Survey, label: str | None) -> bool:
@@ -123,17 +123,20 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     return Guesses(survey, tuple(columns), wanted.implicit)
 
 
-def _with_role(survey: Survey, seen: Seen, role: Role, guessed: Guess) -> Guess:
-    """Return the guess for a column whose role was set by ``--as``."""
+def _with_role(survey: Survey, seen: Seen, roles: tuple[Role, ...], guessed: Guess) -> Guess:
+    """Return the guess for a column whose roles were set by ``--as``: one, or key and a feature."""
+    *first, role = roles
     if role == guessed.roles[-1]:
-        return guessed
+        return replace(guessed, roles=(*first, *guessed.roles))
     if role in ("id", "ids") and seen.least is not None and not seen.whole:
         name = seen.leaf.name
         raise DataError(f"{survey.location}: --as: column {name!r} has fractions. {WHOLE}")
     keys = [each for each in guessed.roles if each in KEYS] if role in FEATURES else []
     options = _separated(seen) if role == "ids" else {}
     history = role == "ids" and seen.length >= _HISTORY
-    return Guess(seen, (*keys, role), "set by --as", options, history, _has_long_tail(seen, role))
+    return Guess(
+        seen, (*first, *keys, role), "set by --as", options, history, _has_long_tail(seen, role)
+    )
 
 
 def _separated(seen: Seen) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         ("time", wanted.time, "time"),
         ("request", wanted.request, "request"),
         *(("unused", name, "unused") for name in wanted.unused),
-        *(("as", name, role) for name, role in wanted.roles.items()),
+        *(("as", name, role) for name, roles in wanted.roles.items() for role in roles),
     ]
     for option, name, role in given:
         if name is None:

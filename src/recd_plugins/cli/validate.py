@@ -65,6 +65,13 @@ def _checked(path: Path, plugins_dir: Path | None, settings: tuple[str, ...]) ->
         registry = load_registry(path, plugins_dir=plugins_dir, settings=settings)
     except RegistryError as error:
         wrong += error.problems
+        left = tuple(each for each in settings if each not in {problem.path for problem in wrong})
+        if left != settings:  # also report the problems of the file
+            try:
+                _checked(path, plugins_dir, left)
+            except RegistryError as others:
+                wrong += others.problems
+            raise RegistryError(list(dict.fromkeys(wrong))) from error
         if not all(problem.field.startswith("training.") for problem in wrong):
             raise
         # The section training does not affect the other checks.

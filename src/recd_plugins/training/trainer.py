@@ -237,6 +237,8 @@ class Trainer:
         stopped = self.validation is not None and self.validation.stops
         ends_at = self.first_step if stopped else training.steps
         self.source = BatchSource(self.loader, start, training.epochs, ends_at)
+        if self.is_own and self.source.expected_steps >= len(self.loader) and not start.step:
+            self._say(self._unread_line())
         self.measurement = Measurement(
             parts.dmp,
             parts.prepared.plugin_strategies,
@@ -516,6 +518,16 @@ class Trainer:
             put_back_generators(state)
 
         handle = self.dmp.module.register_forward_pre_hook(place)
+
+    def _unread_line(self) -> str:
+        """Return a line about the rows that fill no batch; "" if there are none."""
+        if self.registry.wrappers:  # they may change the number of rows
+            return ""
+        whole = self.registry.dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
+        unread = len(whole) - len(self.loader) * self.step_samples
+        if not unread:
+            return ""
+        return f"{unread:,} of {len(whole):,} training rows do not fill a batch and are not used"
 
     def _say(self, line: object) -> None:
         if self.rank == 0 and line:
