@@ -477,7 +477,7 @@ def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
     ages = np.where(np.arange(3600) % 12, CODES, np.nan)
     path = write(tmp_path / "t.parquet", {"code": ages, "size": CODES, "click": CODES % 2})
     file, runner = tmp_path / "my.yaml", CliRunner()
-    for options in ([], ["--as", "code=number", "--as", "size=id", "--force"]):
+    for options in ([], ["--as", "code=number", "--as", "size=key,id", "--force"]):
         assert runner.invoke(main, ["init", str(path), str(file), *options]).exit_code == 0
         made = YAML(typ="safe").load(file.read_text())
         found, columns = load_registry(file), made["dataset"]["options"]["columns"]
@@ -485,11 +485,17 @@ def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
         assert found.dataset.schema().sparse == (sparse,)
         assert list(made["model"]["tables"]) == [f"t_{sparse}"]
         small = f"model.tables.t_{sparse}={{num_embeddings: 2}}"
-        told = [runner.invoke(main, ["validate", str(file), *each]) for each in ([], [small])]
-        assert [each.exit_code for each in told] == [0, 1]
+        wrong = "training.batch_sze=1"
+        settings = ([], [small], [small, wrong])
+        told = [runner.invoke(main, ["validate", str(file), *each]) for each in settings]
+        assert [each.exit_code for each in told] == [0, 1, 1]
+        assert f"{wrong}: unknown key" in told[2].output
+        assert "but the table has 2 rows" in told[2].output
         assert f"ids of feature '{sparse}', but the table has 2 rows" in told[1].output
         assert made["preprocessing"][0]["features"] == [sparse]
         assert all(each["features"] == [number] for each in made["preprocessing"][1:])
+    assert columns["size"] == ["key", "id"]
+    assert made["training"]["validation"] == {"patience": 1}
     assert columns["code"] == {"as": "number", "missing": float(np.round(np.nanmedian(ages), -2))}
 
 
@@ -736,7 +742,7 @@ def test_numbered_ids_and_lists_as_text_are_ids(tmp_path: Path, rows: int) -> No
     assert roles == ids | {"meters": "number", "vector": "unused", "click": "label"}
     integers = {"separator": ",", "integers": True}
     assert found["seen"].options == found["places"].options == integers
-    assert guesses(path, roles={"seen": "ids"})["seen"].options == integers
+    assert guesses(path, roles={"seen": ("ids",)})["seen"].options == integers
     text = Made(tmp_path, path).text
     assert "features: [job, seen]" in text
     assert "features: [place, places]" in text

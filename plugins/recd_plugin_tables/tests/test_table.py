@@ -382,3 +382,10 @@ def test_a_broken_import_leaves_nothing(path):
 def test_a_test_table_replaces_the_split(path):
     data = table(path, test_path=path, split={"by": "time", "test": 0.25})
     assert [len(rows_of(data, split)["_row"]) for split in ("train", "test")] == [60, 60]
+
+
+def test_a_sample_request_shares_the_columns_of_a_session(tmp_path):
+    rows = clicks().append_column("tier", pa.array([row % 7 for row in range(60)]))
+    pq.write_table(rows, path := tmp_path / "tiers.parquet")
+    shared, own = table(path, columns={**COLUMNS, "tier": "number"}).sample_request()
+    assert (set(shared), set(own)) == ({"user", "history", "tier"}, {"item", "price"})
