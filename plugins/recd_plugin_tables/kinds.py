@@ -257,6 +257,10 @@ def is_constant(groups: pa.Array, values: pa.Array) -> bool:
     """Return whether values are equal in each group, and at least one group has several rows."""
     if pt.is_nested(values.type):
         return False
+    groups, values = (
+        each.dictionary_decode() if pt.is_dictionary(each.type) else each
+        for each in (groups, values)
+    )
     found = pa.table({"group": groups, "value": values}).group_by("group")
     counts = found.aggregate([("value", "count"), ("value", "count_distinct")])
     rows, distinct = (

@@ -301,10 +301,11 @@ class Table(Dataset):
         for name, leaf in used.items():
             column = rows[leaf.path[0]]
             values = leaf_array(list_parts(column)[1] if leaf.exploded else column, leaf)
-            grouped = {"session", "request", "time", "ids"} & set(columns[name].roles)
-            if group is not None and not (grouped or trained.options.explode):
-                grouped = is_constant(leaf_array(rows[group.path[0]], group), values)
-            of_candidate = leaf.exploded if trained.options.explode else not grouped
+            of_candidate = leaf.exploded
+            if not trained.options.explode:
+                grouped = {"session", "request", "time", "ids"} & set(columns[name].roles)
+                keys = None if group is None else leaf_array(rows[group.path[0]], group)
+                of_candidate = not grouped and (keys is None or not is_constant(keys, values))
             (own if of_candidate else shared)[name] = json_value(values.drop_null()[:1])
         for name, history in trained.options.histories.items():
             shared[name] = [({**shared, **own})[history.of]]
