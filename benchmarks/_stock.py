@@ -10,6 +10,7 @@ from benchmarks._measure import Figure, Size, higher, lower
 from recd_plugins.training.result import Comparison, in_rounds
 from recd_plugins.training.session import session
 from recd_plugins.training.sharded_model import Variant
+from recd_plugins.training.trainer import Job
 
 RANKS = 2
 #: Steps, pairs of runs, batch size per rank.
@@ -30,7 +31,7 @@ def figures_over_stock(
     """
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
     sides: tuple[Variant, ...] = ("baseline", "plugins")
-    with session(registry, overrides=overrides, settings=settings) as trainer:
+    with session(Job(registry, overrides=overrides, settings=tuple(settings))) as trainer:
         pairs = [Comparison([each]) for each in in_rounds(sides, rounds, trainer.train)]
     found: dict[str, list[float]] = {}
     for pair in pairs:

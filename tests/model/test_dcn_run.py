@@ -13,6 +13,7 @@ from recd_plugins.planning.compute import measure_compute
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job
 
 REGISTRY = """
 version: 1
@@ -54,7 +55,7 @@ def registry(
 
 
 def train(path: Path, side: Any, overrides: Mapping[str, Any], *, resume: bool = False) -> Result:
-    with session(path, overrides=overrides, resume=resume) as trainer:
+    with session(Job(path, overrides=overrides), resume=resume) as trainer:
         return trainer.train(side)
 
 

@@ -195,7 +195,7 @@ def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -
 
     def run(path: Path, steps: int, **options: Any) -> Result:
         overrides = {"steps": steps, "checkpoint": checkpoint}
-        with session(path, plugins_dir=PLUGINS, overrides=overrides, **options) as trainer:
+        with session(Job(path, plugins_dir=PLUGINS, overrides=overrides), **options) as trainer:
             return trainer.train("plugins")
 
     run(write(folder), 5)

@@ -11,6 +11,7 @@ from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import NoPlanError
 from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job
 
 REGISTRY = """
 version: 1
@@ -105,7 +106,7 @@ def test_training_is_that_of_the_entries_that_it_chose(tmp_path: Path) -> None:
     losses = []
     for sharding in ("[{use: acme.alike}]", "[{use: acme.halves, tables: ['*']}]"):
         registry = written(tmp_path, sharding)
-        with session(registry, plugins_dir=tmp_path, overrides={}) as trainer:
+        with session(Job(registry, plugins_dir=tmp_path)) as trainer:
             losses.append(trainer.train("plugins").losses)
     assert losses[0] == losses[1]
 

@@ -42,6 +42,7 @@ from recd_plugins.planning.step_cost import (
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job
 
 # Four steps are counted, and they read the whole table.
 BATCH_SIZE, RANKS, ROWS = 64, 2, 512
@@ -81,7 +82,7 @@ def test_ids_and_bytes_are_those_of_a_run(
     path = tmp_path / "registry.yaml"
     text = REGISTRY.format(folder=tmp_path, converter=converter, coalesce=coalesce)
     path.write_text(text, encoding="utf-8")
-    with session(path, overrides={"wire": wire}) as trainer:
+    with session(Job(path, overrides={"wire": wire})) as trainer:
         seen = trainer.train("plugins")
     registry = load_registry(path).with_training({"wire": wire})
     candidate = with_plugins(registry.with_training({"batch_size": ROWS}))

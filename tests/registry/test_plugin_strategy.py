@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.api import PluginError, SetupError, Sharding, TableStrategy
+from recd_plugins.api import SetupError, Sharding, TableStrategy
 from recd_plugins.config import Entry
 from recd_plugins.config.entries import (
     _OF_A_TABLE,
     PluginStrategy,
     by_class,
     call_class,
-    one_answer,
 )
 from recd_plugins.runtime.errors import RegistryError
 
@@ -85,16 +84,3 @@ def test_a_class_is_asked_for_all_of_its_parts() -> None:
     found = by_class(parts)
     assert list(found) == [Sums, TableStrategy]
     assert call_class(found[Sums], "observe", None, 5) == 10
-
-
-def test_two_answers_for_one_table_are_refused() -> None:
-    one, none = with_method("fetch_bandwidth", lambda *_: 5.0), checked(TableStrategy())
-
-    def ask(*parts: PluginStrategy) -> float | None:
-        return one_answer(parts, "t", "fetch_bandwidth", lambda part: part.fetch_bandwidth("t"))
-
-    assert ask(none, none) is None
-    assert ask(none, one, none) == 5.0
-    both = r"\(sharding\[1\], line 7\) and 'acme.wide' \(sharding\[2\], line 8\) both define 'fetch"
-    with pytest.raises(PluginError, match=both):
-        ask(one, checked(one.part, 2))

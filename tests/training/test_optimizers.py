@@ -17,7 +17,7 @@ from recd_plugins.interfaces import TableStrategy
 from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.planning.prepared import apply_optimizers
-from recd_plugins.runtime.errors import PluginError, RegistryError
+from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.training.optimizer import LearningRates, factor
 
 HEAD = """version: 1
@@ -109,7 +109,7 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "kind", "said"),
     [
-        ("unknown_class", PluginError, r"returned an optimizer that FBGEMM does not support"),
+        ("unknown_class", ValueError, r"acme.mine' failed in update of table 't_unknown_class'"),
         (
             "momentum",
             RegistryError,

@@ -69,7 +69,7 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
     def run(path: Path, **overrides: Any) -> Result:
         resume = "steps" not in overrides
         overrides["checkpoint"] = {"path": str(tmp_path / "checkpoints"), "every": 2}
-        with session(path, plugins_dir=PLUGINS, overrides=overrides, resume=resume) as trainer:
+        with session(Job(path, plugins_dir=PLUGINS, overrides=overrides), resume=resume) as trainer:
             return trainer.train("plugins")
 
     run(write(folder, "torchrec.base"), steps=5)

@@ -11,6 +11,7 @@ import pytest
 from recd_plugins.api import RecdError
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job
 
 NESTED = """
 version: 1
@@ -87,7 +88,7 @@ def write_requests(path: Path) -> None:
 def train(folder: Path, text: str) -> Result:
     path = folder / "registry.yaml"
     path.write_text(text, encoding="utf-8")
-    with session(path, overrides={}) as trainer:
+    with session(Job(path)) as trainer:
         return trainer.train("plugins")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job
 
 REGISTRY = """
 version: 1
@@ -35,7 +36,7 @@ training: {{batch_size: 64, ranks: 2, steps: 6, optimizer: rowwise_adagrad, eval
 def train(folder: Path, coalesce: str) -> Result:
     path = folder / "registry.yaml"
     path.write_text(REGISTRY.format(folder=folder, coalesce=coalesce), encoding="utf-8")
-    with session(path, overrides={}) as trainer:
+    with session(Job(path)) as trainer:
         return trainer.train("plugins")
 
 

@@ -64,7 +64,11 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 
     The exit code is 1 if a file is damaged or unknown.
     """
-    _tell(ctx, [_check_contents(each) for each in _found(path)], as_json)
+    reports = []
+    for each in _found(path):
+        damage, extra = problems(each)
+        reports.append({**_check_sizes(each), "damage": damage, "extra": extra})
+    _tell(ctx, reports, as_json)
 
 
 @checkpoint.command()
@@ -127,11 +131,6 @@ def _found(path: Path) -> list[Path]:
             f"{path}: this is not a checkpoint or a folder of checkpoints. Use another path."
         )
     return found
-
-
-def _check_contents(path: Path) -> dict[str, Any]:
-    damage, extra = problems(path)
-    return {**_check_sizes(path), "damage": damage, "extra": extra}
 
 
 def _check_sizes(path: Path) -> dict[str, Any]:

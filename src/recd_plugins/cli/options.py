@@ -93,12 +93,18 @@ def _not_under_torchrun(_: click.Context, __: click.Parameter, value: int | None
 RANKS = click.option(
     "--ranks", type=AT_LEAST_1, callback=_not_under_torchrun, help="Overrides training.ranks."
 )
+
+
+def training_option(
+    name: str, type: click.ParamType[Any], metavar: str | None = None
+) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds an option to override a value of the section ``training``."""
+    key = name.removeprefix("--").replace("-", "_")
+    return click.option(name, type=type, metavar=metavar, help=f"Overrides training.{key}.")
+
+
 #: The number of rows per batch and rank.
-BATCH_SIZE = click.option(
-    "--batch-size",
-    type=AT_LEAST_1,
-    help="Overrides training.batch_size.",
-)
+BATCH_SIZE = training_option("--batch-size", AT_LEAST_1)
 
 
 def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:

@@ -20,6 +20,7 @@ from recd_plugins.cli.options import (
     SETTINGS,
     manager_of,
     tell_broken,
+    training_option,
 )
 from recd_plugins.cli.options import overrides as given_overrides
 from recd_plugins.config.from_file import load_registry
@@ -197,25 +198,11 @@ class RunCommand(click.Command):
     "time spent waiting for data. With --dry-run: the plan of each table.",
 )
 @RANKS
-@click.option(
-    "--ranks-per-node",
-    type=AT_LEAST_1,
-    help="Overrides training.ranks_per_node.",
-)
-@click.option("--workers", type=COUNT_FROM_0, help="Overrides training.workers.")
-@click.option("--steps", type=AT_LEAST_1, help="Overrides training.steps.")
-@click.option(
-    "--hang-notice",
-    type=ABOVE_0,
-    metavar="SECONDS",
-    help="Overrides training.hang_notice.",
-)
-@click.option(
-    "--hang-timeout",
-    type=ABOVE_0,
-    metavar="SECONDS",
-    help="Overrides training.hang_timeout.",
-)
+@training_option("--ranks-per-node", AT_LEAST_1)
+@training_option("--workers", COUNT_FROM_0)
+@training_option("--steps", AT_LEAST_1)
+@training_option("--hang-notice", ABOVE_0, "SECONDS")
+@training_option("--hang-timeout", ABOVE_0, "SECONDS")
 @click.option(
     "--log-every",
     type=ABOVE_0,
@@ -328,6 +315,7 @@ def run(
             stall_table,
         )
         from recd_plugins.training.session import session
+        from recd_plugins.training.trainer import Job
     overrides = given_overrides(
         ranks=ranks,
         ranks_per_node=ranks_per_node,
@@ -346,20 +334,24 @@ def run(
 
     def started(seed: int | None) -> AbstractContextManager[Session]:
         of_seed = {} if seed is None else {"seed": seed}
-        return session(
+        job = Job(
             registry,
-            loaded,
             plugins_dir=plugins_dir,
             overrides=overrides | of_seed,
-            resume=resume,
-            run=run_number,
             breakdown=breakdown,
-            shardings=shardings,
+            sharding=next(iter(shardings), None),
             allowed=allowed,
             settings=(*settings, *(f"training.{name}={value}" for name, value in of_seed.items())),
             log_every=log_every,
             verbose=verbose,
+        )
+        return session(
+            job,
+            loaded,
+            resume=resume,
+            run=run_number,
             alike={
+                "--sharding": list(shardings),
                 "--compare": compare,
                 "--rounds": rounds,
                 "--run": run_number,

@@ -129,23 +129,12 @@ def matched(pattern: str, names: Collection[str]) -> list[str]:
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
-T = TypeVar("T")
-
-
 class PluginStrategy(TableStrategy):
     """Limits a plugin's TableStrategy to matching tables, and adds the entry to errors."""
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
         self.path, self.entry, self.part = path, entry, part
         self._claimed: dict[str, bool] = {}
-
-    def __str__(self) -> str:
-        return f"{self.entry.plugin.name!r} ({self.entry.field}, line {self.entry.line})"
-
-    @property
-    def place(self) -> str:
-        """Plugin name and the file, line and section of its entry, for error messages."""
-        return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
 
     def claims(self, table: str) -> bool:
         """Return whether a pattern of the entry matches a table name."""
@@ -174,23 +163,6 @@ def by_class(parts: Iterable[PluginStrategy]) -> dict[type[TableStrategy], list[
 def call_class(parts: Sequence[PluginStrategy], method: str, *arguments: Any) -> Any:
     """Call a class method of the strategies' common class with all wrapped strategies."""
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
-
-
-def one_answer(
-    parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
-) -> T | None:
-    """Call ``ask`` with each strategy, and return the only result that is not None, if any.
-
-    Raises:
-        PluginError: ``ask`` returns a result for several strategies.
-    """
-    said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
-    if len(said) > 1:
-        raise PluginError(
-            f"table {table!r}: {said[0][0]} and {said[1][0]} both define {what!r}. Remove the "
-            "table from one of these entries."
-        )
-    return said[0][1] if said else None
 
 
 # Methods whose first argument is a table name, or an object with the table's name.

@@ -7,7 +7,7 @@ import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,7 @@ from recd_plugins.config.schema import (
     TableEntrySpec,
     registry_spec,
 )
-from recd_plugins.interfaces import (
-    Chooser,
-    DatasetWrapper,
-    Kind,
-    Plugin,
-    PluginOptions,
-    Sharding,
-)
+from recd_plugins.interfaces import Chooser, DatasetWrapper, Kind, Plugin, PluginOptions, Sharding
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.runtime.text import did_you_mean
@@ -83,26 +76,21 @@ def load_registry(
         document = with_sharding(document, sharding, chooses=is_chooser(manager, sharding))
     of_data = {"dataset", "converter", "preprocessing", "ingestion"}
     needs_data = needs_data or not of_data.isdisjoint(document.data)
-    found = resolve(document, manager, needs_data=needs_data)
-    spec: Any = found.spec
+    kinds = manager.kinds_for(document.data)
+    spec, plugins = _validated(document, manager, kinds, needs_data)
 
-    def enabled(entries: list[ResolvedEntry], section: Any) -> tuple[Entry[Any], ...]:
-        specs = section if isinstance(section, list) else [section] if section else []
-        specs = [spec for spec in specs if isinstance(spec, PluginSpec)]
+    def enabled(section: Any, *at: str) -> tuple[Entry[Any], ...]:
+        specs: dict[Location, Any] = {at: section}
+        if isinstance(section, list):
+            specs = {(*at, number): each for number, each in enumerate(section)}
         return tuple(
-            Entry(
-                item.plugin,
-                _patterns(spec),
-                render(item.location),
-                document.lines.get(item.location, 0),
-            )
-            for item, spec in zip(entries, specs, strict=True)
-            if getattr(spec, "enabled", True)
+            Entry(plugins[place], _patterns(each), render(place), document.lines.get(place, 0))
+            for place, each in specs.items()
+            if isinstance(each, PluginSpec) and getattr(each, "enabled", True)
         )
 
     entries = {
-        kind.name: enabled(found.entries[kind.name], getattr(spec, kind.section))
-        for kind in found.kinds.values()
+        kind.name: enabled(getattr(spec, kind.section), kind.section) for kind in kinds.values()
     }
     data: dict[str, Any] = {
         kind: entries[kind][0].plugin for kind in ("dataset", "converter") if entries[kind]
@@ -128,9 +116,9 @@ def load_registry(
         pooling=entries["pooling"],
         sharding=entries["sharding"],
         cache=entries["cache"],
-        wrappers=enabled(found.wrappers, spec.dataset.wrap) if spec.dataset else (),
+        wrappers=enabled(spec.dataset.wrap, "dataset", "wrap") if spec.dataset else (),
         ingestion=next(iter(entries["ingestion"]), None),
-        kinds=found.kinds,
+        kinds=kinds,
         offering=_offering([each.cls for each in shardings]),
         further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
     )
@@ -208,56 +196,30 @@ def _tables_of(entry: dict[str, Any]) -> list[str]:
     return sorted(map(str, tables)) if isinstance(tables, list) else []
 
 
-@dataclass(frozen=True)
-class ResolvedEntry:
-    """Plugin object of an entry, and the entry's location in the file."""
-
-    location: Location
-    plugin: Plugin
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """Validated ``registry.yaml``, with its plugin entries keyed by plugin kind."""
-
-    kinds: Mapping[str, Kind]
-    spec: RegistrySpec
-    entries: Mapping[str, list[ResolvedEntry]]
-    wrappers: list[ResolvedEntry]
-
-
-def resolve(document: Document, manager: PluginManager, *, needs_data: bool = True) -> Resolved:
-    """Validate a parsed ``registry.yaml`` and create the plugin object of every entry.
-
-    Raises:
-        RegistryError: the file is invalid. The error lists all problems, sorted by line.
-        PluginError: a plugin in the file cannot be loaded.
-    """
+def _validated(
+    document: Document, manager: PluginManager, kinds: Mapping[str, Kind], needs_data: bool
+) -> tuple[Any, dict[Location, Plugin]]:
+    """Return the validated file, and the plugin object of every entry by location."""
     problems: list[Problem] = []
-    kinds = manager.kinds_for(document.data)
     model = registry_spec(kinds.values(), document.data, needs_data=needs_data)
     spec = None
     try:
         spec = model.model_validate(_with_all_tables(document.data, manager))
     except ValidationError as error:
         problems += schema_problems(document, (), model, "key", error)
-    entries: dict[str, list[ResolvedEntry]] = {kind: [] for kind in kinds}
-    wrappers: list[ResolvedEntry] = []
+    plugins: dict[Location, Plugin] = {}
     for kind, location, entry in _entries(document, kinds.values()):
         try:
-            plugin = _plugin(document, manager, kind, location, entry)
+            plugins[location] = _plugin(document, manager, kind, location, entry)
         except RegistryError as error:
             problems += error.problems
-        else:
-            to = wrappers if "wrap" in location else entries[kind.name]
-            to.append(ResolvedEntry(location, plugin))
     ingestion = document.data.get("ingestion")
     if spec is not None and ingestion and spec.training.workers:
         wrong = two_readers(ingestion["use"], spec.training.workers)
         problems.append(document.problem(("training", "workers"), wrong))
     if problems or spec is None:
         raise RegistryError(sorted(problems, key=lambda problem: problem.line))
-    return Resolved(kinds, spec, entries, wrappers)
+    return spec, plugins
 
 
 def is_chooser(manager: PluginManager, name: str) -> bool:

@@ -31,7 +31,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.interfaces.rows import FeatureSchema, table_name
-from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
+from recd_plugins.runtime.errors import Problem, RegistryError, SetupError
 from recd_plugins.runtime.plugin_modules import modules_of_files
 from recd_plugins.runtime.text import did_you_mean, shortened
 
@@ -138,13 +138,13 @@ class RunConfig:
 
         Raises:
             RegistryError: a pattern matches no name, or two entries match one name.
-            PluginError: the kind is unknown.
+            KeyError: the kind is unknown.
             TypeError: entries of the kind have no name patterns.
         """
         return claim(self.path, self._kind(kind), self.entries(kind), names)
 
     def entries(self, kind: str) -> tuple[Entry[Any], ...]:
-        """Return the enabled entries of a plugin kind. Raises PluginError for unknown kinds."""
+        """Return the enabled entries of a plugin kind. Raises KeyError for unknown kinds."""
         if kind not in TYPED_KINDS:
             return self.further.get(self._kind(kind).name, ())
         own = getattr(self, kind)
@@ -153,16 +153,7 @@ class RunConfig:
         return own if isinstance(own, tuple) else () if own is None else (own,)
 
     def _kind(self, name: str) -> Kind:
-        kinds = self.kinds if name in self.kinds else PluginManager().kinds
-        if name not in kinds:
-            raise PluginError(
-                f"no installed package registers a plugin kind named {name!r}"
-                + (
-                    did_you_mean(name, kinds)
-                    or f". Use one of these kinds: {', '.join(map(repr, kinds))}"
-                )
-            )
-        return kinds[name]
+        return self.kinds.get(name) or PluginManager().kinds[name]
 
 
 def two_readers(ingestion: str, workers: int) -> str:

@@ -17,11 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torchrec.distributed.types import (
-    EmbeddingModuleShardingPlan,
-    ModuleShardingPlan,
-    ShardingPlan,
-)
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardingPlan, ShardingPlan
 
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.run_config import NoDataset
@@ -56,11 +52,7 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.estimates import activations_of_parts
-from recd_plugins.planning.plan_context import (
-    RegistryData,
-    plan_context,
-    profile_of_modules,
-)
+from recd_plugins.planning.plan_context import RegistryData, plan_context, profile_of_modules
 from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
 from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
 from recd_plugins.planning.step_cost import (
@@ -73,14 +65,7 @@ from recd_plugins.planning.step_cost import (
 )
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.activity import log_if_slow
-from recd_plugins.runtime.errors import (
-    NoPlanError,
-    PluginError,
-    Problem,
-    RecdError,
-    RegistryError,
-    SetupError,
-)
+from recd_plugins.runtime.errors import NoPlanError, PluginError, Problem, RecdError, RegistryError
 from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.rank_agreement import check_agreement
@@ -381,7 +366,7 @@ def _find(
     plugin = chooser.plugin
     profile = _profile(registry, modules, tables, context.data)
     known = replace(context, data=DataOfChoices(context.data, tables, profile))
-    costs = _costs(context, plugin.name)
+    costs = _costs(context)
     question = RegistrySearch(tables, others, known, costs, registry, chooser, model)
     said = f"{plugin.name} is still searching plans for {len(tables)} tables"
     try:
@@ -416,13 +401,9 @@ def _profile(
     )
 
 
-def _costs(context: PlanContext, name: str) -> StageCosts:
-    """Return step costs, with assumed values for missing ones; ``name`` is a plugin, for errors."""
-    if context.costs is None:
-        raise SetupError(
-            f"{name!r} needs measured or assumed step costs, but the PlanContext has costs=None. "
-            "Pass a PlanContext with costs, or call prepare() without a context."
-        )
+def _costs(context: PlanContext) -> StageCosts:
+    """Return step costs, with assumed values for missing ones."""
+    assert context.costs is not None, "plan_context sets costs"
     all_to_all, other = context.costs.all_to_all, context.costs.other
     if not all_to_all.collectives:
         assumed = {"collectives": collective_seconds(context.device_type)}

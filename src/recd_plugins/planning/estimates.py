@@ -39,7 +39,6 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
-from recd_plugins.config.entries import one_answer
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import RowMemory, Table, TableStrategy
 from recd_plugins.interfaces.data_profile import DataProfile
@@ -120,12 +119,8 @@ def row_memory(
     device_type: str,
 ) -> RowMemory | None:
     """Return the memory of a shard's rows; None if TorchRec's kernels store the rows."""
-    return one_answer(
-        parts,
-        option.name,
-        "row_memory",
-        lambda part: part.row_memory(option, shard, optimizer, device_type),
-    )
+    known = (part.row_memory(option, shard, optimizer, device_type) for part in parts)
+    return next((memory for memory in known if memory is not None), None)
 
 
 def free_storage(
@@ -267,13 +262,10 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
     ) -> None:
         super().estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
-            bandwidth = _fetch_bandwidth(self._parts, option.name)
+            known = (part.fetch_bandwidth(option.name) for part in self._parts)
+            bandwidth = next((each for each in known if each is not None), None)
             for shard in option.shards if bandwidth is not None else ():
                 shard.perf.prefetch_compute *= 1000 * self._from_host / bandwidth
-
-
-def _fetch_bandwidth(parts: Sequence[TableStrategy], table: str) -> float | None:
-    return one_answer(parts, table, "fetch_bandwidth", lambda part: part.fetch_bandwidth(table))
 
 
 def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:

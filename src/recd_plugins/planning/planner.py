@@ -20,12 +20,7 @@ from torchrec.distributed.planner.types import (
     ShardingOption,
     Storage,
 )
-from torchrec.distributed.types import (
-    ModuleSharder,
-    ShardingPlan,
-    ShardingPlanner,
-    ShardingType,
-)
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner, ShardingType
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.config import Entry, RunConfig
@@ -168,7 +163,12 @@ class RegistryPlanner(ShardingPlanner):
         free = free_storage(topology, training, parts, module, sharders, activation_bytes)
         context = self._prepared.context
         costs = context.costs if context is not None and context.measured else None
-        rate = step_rating(topology, self._variable_bags, costs)
+        bags = {
+            table.name
+            for table in self._prepared.tables
+            if table.pooled and is_variable_table(table, self._profile)
+        }
+        rate = step_rating(topology, bags, costs)
         enumerator = SortedEnumerator(topology, constraints, training, parts)
         with without_collections():  # millions of shards, but no garbage
             try:
@@ -209,11 +209,6 @@ class RegistryPlanner(ShardingPlanner):
             wishes=self._wishes,
             left=left_modules(module),
         )
-
-    @property
-    def _variable_bags(self) -> set[str]:
-        tables = self._prepared.tables
-        return {t.name for t in tables if t.pooled and is_variable_table(t, self._profile)}
 
     def _no_plan(
         self, module: nn.Module, constraints: _Constraints, activation_bytes: int

@@ -28,15 +28,11 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
-from recd_plugins.interfaces.model_tables import (
-    EmbeddingModule,
-    embedding_modules,
-    rows_by_feature,
-)
+from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.plan_context import id_limits
-from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
+from recd_plugins.runtime.errors import Problem, RegistryError, SetupError
 from recd_plugins.sharding.batch_form import accepts_deduplicated, set_accepts_deduplicated
 from recd_plugins.sharding.coalesced.input_dist import feature_groups
 from recd_plugins.sharding.guards import guard
@@ -401,17 +397,9 @@ def _check_other_entries(
 
 
 def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -> RowUpdate:
-    plugin = entry.plugin
-    what = f"update of table {table.name!r}"
-    with plugin_call(plugin, what):
-        update = plugin.update(table)
-    try:
+    with plugin_call(entry.plugin, f"update of table {table.name!r}"):
+        update = entry.plugin.update(table)
         kind = kind_of_update(update.optimizer, update.arguments)
-    except ValueError as error:
-        raise PluginError(
-            f"{plugin.title}: {what} returned an optimizer that FBGEMM does not support ({error}). "
-            "Return a supported optimizer class and arguments."
-        ) from None
     if why := unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name!r}: {why}")
     return update
@@ -444,13 +432,6 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
         _apply_optimizer_in_backward as apply_optimizer_in_backward,
     )
 
-    try:
-        # This state is dropped when the table is sharded. TorchRec changes the arguments, so copy
-        # them.
-        with _disable_current_modes():
-            apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
-    except (TypeError, ValueError) as error:
-        raise SetupError(
-            f"table {table.name!r}: the optimizer {update.optimizer.__name__} cannot be created: "
-            f"{error}. Fix the options of the optimizer entry."
-        ) from error
+    # This state is dropped when the table is sharded. TorchRec changes the arguments, so copy them.
+    with _disable_current_modes():
+        apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))

@@ -87,10 +87,6 @@ class VariantReport:
     host_memory: _Bytes
     seconds: StageTimes
 
-    def held(self, component: str) -> _Bytes:
-        """Return the bytes per rank of one memory component, ``[world_size]``."""
-        return self.memory.get(component, np.zeros_like(self.host_memory))
-
     @property
     def memory_by_rank(self) -> _Bytes:
         """Return the bytes per rank of all memory components, ``[world_size]``."""
@@ -138,11 +134,6 @@ class PlanReport:
     plain_problem: str = ""
     wire: str = "fp32"
     chosen: Section | None = None
-
-    @property
-    def time_of_step(self) -> str:
-        """Return the step time label: "predicted time" for measured costs, else "least time"."""
-        return "least time" if self.spec.costs is None else "predicted time"
 
     @property
     def variants(self) -> dict[str, VariantReport]:
@@ -282,8 +273,9 @@ def _memory(report: PlanReport) -> TextTable:
     def add(name: str, values: Iterable[float], shown: Any = size_text) -> None:
         table.add_row(name, *map(shown, values))
 
+    no_bytes = np.zeros_like(report.plugins.host_memory)
     for component in report.plugins.memory:
-        held = [(variant.held(component), variant.memory_by_rank.argmax()) for variant in variants]
+        held = [(v.memory.get(component, no_bytes), v.memory_by_rank.argmax()) for v in variants]
         add(component, (value for each, at in held for value in (each[at], each.mean())))
     totals = [v for s in variants for v in (s.memory_by_rank.max(), s.memory_by_rank.mean())]
     table.add_section()
@@ -301,7 +293,7 @@ def _times(report: PlanReport) -> TextTable:
         f"{name} ({variant.batch_size:,} rows)" for name, variant in report.variants.items()
     ]
     headings += [] if report.plain is None else ["plugins / plain"]
-    title = f"{report.time_of_step.capitalize()} of a step"
+    title = f"{'Least' if report.spec.costs is None else 'Predicted'} time of a step"
     caption = f"Costs: {costs_source(report.spec)}"
     table = text_table(title, ["stage"], headings, caption=caption)
 

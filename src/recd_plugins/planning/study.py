@@ -20,11 +20,7 @@ from recd_plugins.config import RunConfig
 from recd_plugins.data.prepared import smallest_batch, wrapped_dataset
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.interfaces.data_profile import DataProfile
-from recd_plugins.interfaces.model_tables import (
-    all_tables_of,
-    embedding_modules,
-    names_of_several,
-)
+from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules, names_of_several
 from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.choosing import activation_bytes, prepare, step_cost_of, without_plugins

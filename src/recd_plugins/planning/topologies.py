@@ -7,14 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from recd_plugins.config.document import read_yaml
 from recd_plugins.config.from_file import schema_problems
@@ -83,12 +76,6 @@ class TopologySpec(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.costs is not None and not any(
-            cost for stage in step_cost.STAGES for _, cost in getattr(self.costs, stage)
-        ):
-            raise ValueError(
-                "all costs are 0. Measure costs with recd calibrate, or remove the costs: section."
-            )
         if self.device == "cuda":
             names = ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
             if missing := [name for name in names if getattr(self, name) is None]:

@@ -84,12 +84,11 @@ class ProgressLine:
             live += [] if left is None else [f"eta {timedelta(seconds=round(left))}"]
             self._bar.update(self._bar.task_ids[0], said=" ".join(live))
             return
-        words = [f"loss={loss:.6g}"]
+        words = [f"{self._name}: step={self._done} of={self._total} loss={loss:.6g}"]
         words += [] if speed is None else [f"samples_per_second={speed:.0f}"]
         words += [] if left is None else [f"eta_seconds={left:.0f}"]
         words += [] if waiting is None else [f"waiting={waiting.share:.3f}"]
-        said = " ".join(words)
-        click.echo(f"{self._name}: step={self._done} of={self._total} {said}", err=True)
+        click.echo(" ".join(words), err=True)
 
     def _now(self) -> float:
         return time.monotonic() - self._paused

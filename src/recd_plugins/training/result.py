@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
 
 from recd_plugins.data.stalls import STALL_TARGET, Pace, Stalls
@@ -123,20 +122,16 @@ class StallReport:
 
 def stall_table(reports: Mapping[str, StallReport]) -> Table:
     """Return a table with the share of step time spent waiting for data, one column per run."""
-    table = Table(title="waiting for data, share of a step")
-    table.add_column("")
-    columns = []
+    columns: dict[str, Mapping[str, float]] = {}
     for name, report in reports.items():
-        for which, shares in (
-            ("mean", report.mean_shares()),
-            ("worst rank", report.worst.shares()),
-        ):
-            table.add_column(f"{name} {which}".strip(), justify="right", overflow="fold")
-            columns.append(shares)
+        columns[f"{name} mean".strip()] = report.mean_shares()
+        columns[f"{name} worst rank".strip()] = report.worst.shares()
+    steps = ", ".join(str(report.worst.steps) for report in reports.values())
+    title, caption = "waiting for data, share of a step", f"of {steps} steps"
+    table = text_table(title, [""], [*columns], caption=caption)
     for cause in STALL_CAUSES:
-        table.add_row(cause, *(f"{shares[cause]:.1%}" for shares in columns))
-    table.add_row("all", *(f"{sum(shares.values()):.1%}" for shares in columns))
-    table.caption = f"of {', '.join(str(report.worst.steps) for report in reports.values())} steps"
+        table.add_row(cause, *(f"{shares[cause]:.1%}" for shares in columns.values()))
+    table.add_row("all", *(f"{sum(shares.values()):.1%}" for shares in columns.values()))
     return table
 
 
@@ -456,13 +451,10 @@ class Comparison:
 
     def table(self) -> Table:
         """Return a table with one column per variant; five variants fit into 80 characters."""
-        table = Table(title="the same batches and initial weights", box=box.SIMPLE_HEAD)
-        table.pad_edge = False
-        table.add_column("", min_width=len("  all_to_all"), overflow="fold")
         results = self.rounds[0]
-        for name in results:
-            heading = name.replace(".", ".\n").replace("_", "_\n")
-            table.add_column(heading, justify="right", overflow="fold")
+        headings = [name.replace(".", ".\n").replace("_", "_\n") for name in results]
+        table = text_table("the same batches and initial weights", [""], headings)
+        table.columns[0].min_width = len("  all_to_all")
         found = [(self.spreads(name), self.ratios(name)) for name in results]
         units = {n: unit for each in results.values() for n, (_, unit) in figures(each).items()}
         for figure, unit in units.items():

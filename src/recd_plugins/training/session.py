@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -18,18 +18,13 @@ from ruamel.yaml import YAML
 
 from recd_plugins.config import RunConfig, TrainingSpec
 from recd_plugins.config.device import choose_device, device_of_rank
-from recd_plugins.config.from_file import load_registry
-from recd_plugins.config.run_config import check_dataset, feature_steps
+from recd_plugins.config.run_config import check_dataset
 from recd_plugins.data.loader import check_ingestion
 from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.planning.plan_mode import measurement
-from recd_plugins.planning.topologies import (
-    TopologySpec,
-    machine_of,
-    read_topology,
-)
+from recd_plugins.planning.topologies import TopologySpec, machine_of, read_topology
 from recd_plugins.runtime.activity import doing
-from recd_plugins.runtime.errors import DataError, RecdError, RegistryError, SetupError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.files import write_text
 from recd_plugins.runtime.launch import (
     backend_for,
@@ -106,54 +101,27 @@ class Session:
 
 @contextmanager
 def session(
-    path: Path,
+    job: Job,
     registry: RunConfig | None = None,
     *,
-    plugins_dir: Path | None = None,
-    overrides: Mapping[str, Any],
     resume: bool = False,
-    breakdown: bool = False,
-    shardings: Sequence[str] = (),
-    allowed: Sequence[str] = (),
-    settings: Sequence[str] = (),
-    log_every: float | None = None,
     alike: Mapping[str, Any] | None = None,
     run: int | None = None,
-    verbose: bool = False,
 ) -> Iterator[Session]:
     """Load a run config, join the ranks of torchrun if there are any, and prepare the data.
 
-    Other arguments are those of ``Job``.
-
     Args:
-        registry: the config loaded from ``path``, to which the caller has applied ``shardings[0]``
-            and all ``settings``; None loads ``path``.
-        shardings: names of plugins to replace the plugin of the first ``sharding:`` entry.
-            ``Session.train`` uses the first name by default.
+        job: the run. Its device and text are replaced.
+        registry: the config loaded from ``job.registry`` with ``job.sharding`` and
+            ``job.settings``; None loads the file.
         alike: further options that must be equal on all ranks of torchrun.
         run: number of the run to resume; None resumes the newest one.
     """
-    first = shardings[0] if shardings else None
-    given = registry or load_registry(
-        path, plugins_dir=plugins_dir, sharding=first, settings=settings
-    )
-    config = given.with_training(overrides)
-    device = choose_device(config, verbose=verbose)
+    config = job.load() if registry is None else registry.with_training(job.overrides)
+    device = choose_device(config, verbose=job.verbose)
     check_ingestion(config)
     check_evaluation(config)
-    job = Job(
-        path,
-        plugins_dir=plugins_dir,
-        overrides=dict(overrides),
-        device=device,
-        breakdown=breakdown,
-        sharding=first,
-        allowed=tuple(allowed),
-        settings=tuple(settings),
-        log_every=log_every,
-        text=config.text,
-        verbose=verbose,
-    )
+    job = replace(job, device=device, text=config.text)
     training = config.training
     limits = hang_limits(lambda: config)
 
@@ -178,13 +146,8 @@ def session(
         watched_by_each_other(rank, world_size, limits),
         ExitStack() as stack,
     ):
-        options = {"--resume": resume, "--breakdown": breakdown, "--sharding": list(shardings)}
+        options = {"--resume": resume, "--breakdown": job.breakdown}
         check_started_alike(device, {**options, **(alike or {})})
-        if training.ranks_per_node not in (None, ranks_per_node):
-            raise SetupError(
-                f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun "
-                f"starts {ranks_per_node} ranks per node. Set training.ranks_per_node to null."
-            )
         if training.topology is not None:
             machine_of(training, world_size, ranks_per_node, torch.device(device))
         of_rank_0, *_ = together(
@@ -198,7 +161,7 @@ def session(
                 stack.enter_context(_prepared(config, world_size, resume))
         dist.barrier()
         topology = topology_at_start(
-            config.training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
+            config.training, device, ranks_per_node, resume=resume, plugins_dir=job.plugins_dir
         )
         job = replace(job, topology=topology)
         yield Session(config, job, rank, world_size, ranks_per_node, limits, of_rank_0)
@@ -260,16 +223,7 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
         with passed_on(()):  # no ranks yet: a signal stops the preparation cleanly
             check_dataset(registry)
             dataset = wrapped_dataset(registry)
-            try:
-                dataset.prepare()
-            except DataError as error:
-                # A changed role of a column can also cause problems in other sections.
-                try:
-                    feature_steps(registry, dataset.schema())
-                except RegistryError as others:
-                    problem = registry.problem(("dataset",), str(error))
-                    raise RegistryError([problem, *others.problems]) from error
-                raise
+            dataset.prepare()
             size = registry.training.batch_size
             for split in splits_of(registry):
                 # Evaluation also reads rows that do not fill a batch.

@@ -214,11 +214,8 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False, verbose: bool = T
         fits = same and installed and read_schema(checkpoint).sparse == sparse
         if not quiet and (verbose or not fits):
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
-            said = f"reuses the sharding in {checkpoint}: {uses}"
-            if not fits:
-                said = (
-                    f"searches again, because tables or plugins differ from those in {checkpoint}"
-                )
+            again = f"searches again, because tables or plugins differ from those in {checkpoint}"
+            said = f"reuses the sharding in {checkpoint}: {uses}" if fits else again
             click.echo(f"{chooser.plugin.name!r} {said}", err=True)
         if not fits:
             return registry
