@@ -138,7 +138,7 @@ def registry_without(absent: str, folder: Path) -> str:
 def names_of(package: str) -> list[str]:
     """Return patterns of the names in outputs that only a package brings."""
     manager, commands = PluginManager(), click.Group()
-    manager.register_commands(commands)
+    manager.items("register_commands", cli=commands)
     plugins = {name for by_name in manager.plugins.values() for name in by_name}
     modes: list[type[plan_modes.PlanMode]] = manager.items("register_plans")
     of_package = package.removeprefix("recd_plugin_") + "."

@@ -151,7 +151,7 @@ def _plugin_commands(ctx: click.Context) -> click.Group:
 
     commands = click.Group()
     manager = manager_of(ctx)
-    manager.register_commands(commands)
+    manager.items("register_commands", cli=commands)
     tell_broken(manager)
     return commands
 

@@ -17,12 +17,7 @@ from recd_plugins.cli.plugins import check_contributions
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.report.output import output_console
 from recd_plugins.runtime.errors import PluginError
-from recd_plugins.runtime.versions import (
-    fbgemm_builds,
-    fbgemm_has_cuda,
-    installed_set,
-    mismatch,
-)
+from recd_plugins.runtime.versions import fbgemm_builds, fbgemm_has_cuda, installed_set, mismatch
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
 _FIX = "fix or uninstall the plugin in this message"

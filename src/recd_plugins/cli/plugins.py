@@ -21,7 +21,7 @@ def check_contributions(manager: PluginManager) -> None:
 
     Raises PluginError if a plugin file in ``--plugins-dir`` cannot be loaded.
     """
-    manager.register_commands(click.Group())
+    manager.items("register_commands", cli=click.Group())
     for hook in ("register_starts", "register_plans", "register_reports"):
         manager.items(hook)
 

@@ -105,6 +105,8 @@ def load_registry(
         )
         raise RegistryError([Problem(str(path), second.line, second.field, problem)])
     shardings: Any = manager.plugins["sharding"].values() if choosers else ()
+    offering = [each.cls for each in shardings if not issubclass(each.cls, Chooser)]
+    offering.sort(key=lambda cls: (cls.rewrite is not Sharding.rewrite, cls.name))
     return RunConfig(
         path=path,
         document=document,
@@ -119,7 +121,7 @@ def load_registry(
         wrappers=enabled(spec.dataset.wrap, "dataset", "wrap") if spec.dataset else (),
         ingestion=next(iter(entries["ingestion"]), None),
         kinds=kinds,
-        offering=_offering([each.cls for each in shardings]),
+        offering=tuple(offering),
         further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
     )
 
@@ -136,12 +138,6 @@ def registry_without_file() -> RunConfig:
         sharding=(),
         cache=(),
     )
-
-
-def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return plugins that a chooser may select. Plugins without ``rewrite`` come first."""
-    offering = [cls for cls in classes if not issubclass(cls, Chooser)]
-    return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
 
 def _patterns(spec: PluginSpec) -> tuple[str, ...]:

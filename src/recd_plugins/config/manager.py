@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
@@ -26,9 +26,6 @@ from recd_plugins.runtime.plugin_modules import (
 )
 from recd_plugins.runtime.text import did_you_mean
 from recd_plugins.runtime.versions import __version__
-
-if TYPE_CHECKING:
-    import click
 
 API_VERSION = 6
 """Version of the plugin API. Increased when the API gains features that plugins may require."""
@@ -129,14 +126,8 @@ class PluginManager:
                     raise PluginError(broken.reason)
         return found
 
-    def register_commands(self, cli: click.Group) -> None:
-        """Add commands from all packages and plugin files. Raises PluginError if a file fails."""
-        for hooks, origin, package in self._installed_first():
-            with self._tolerated(package):
-                _returned(hooks, "register_commands", origin, cli=cli)
-
-    def items(self, hook: str) -> list[Any]:
-        """Return the items that a hook of all packages and files returns.
+    def items(self, hook: str, **arguments: Any) -> list[Any]:
+        """Call a hook of all packages and files, and return the items that they return.
 
         Raises:
             PluginError: a plugin file failed. Failed packages are added to ``broken``.
@@ -144,7 +135,7 @@ class PluginManager:
         found: list[Any] = []
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                found += _returned(hooks, hook, origin)
+                found += _returned(hooks, hook, origin, **arguments)
         return found
 
     def _installed_first(self) -> list[tuple[pluggy.PluginManager, str, Package | None]]:

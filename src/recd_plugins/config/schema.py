@@ -357,25 +357,19 @@ class PluginSpec(Spec):
     options: dict[str, Any] = Field(default={}, description="Options of the plugin.")
 
 
-class WrapperSpec(PluginSpec):
-    """A dataset wrapper, which reorders rows, and its options."""
+class EntrySpec(PluginSpec):
+    """An entry in a list section of the file, with a plugin and its options."""
 
-    enabled: bool = Field(default=True, description="false disables the wrapper.")
+    enabled: bool = Field(default=True, description="false disables the entry.")
 
 
 class DatasetSpec(PluginSpec):
     """A dataset, its options and its wrappers."""
 
-    wrap: list[WrapperSpec] = Field(
+    wrap: list[EntrySpec] = Field(
         default=[],
         description="Dataset wrappers, which reorder rows. The first is the innermost.",
     )
-
-
-class EntrySpec(PluginSpec):
-    """An entry in a list section of the file, with a plugin and its options."""
-
-    enabled: bool = Field(default=True, description="false disables the entry.")
 
 
 class FeatureEntrySpec(PluginSpec):

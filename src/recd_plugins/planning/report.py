@@ -136,6 +136,11 @@ class PlanReport:
     chosen: Section | None = None
 
     @property
+    def time_of_step(self) -> str:
+        """Return the step time label: "predicted time" for measured costs, else "least time"."""
+        return "least time" if self.spec.costs is None else "predicted time"
+
+    @property
     def variants(self) -> dict[str, VariantReport]:
         """Return a dict from "plugins" and "plain" to the plan with and without plugins."""
         plain = {} if self.plain is None else {"plain": self.plain}
@@ -293,7 +298,7 @@ def _times(report: PlanReport) -> TextTable:
         f"{name} ({variant.batch_size:,} rows)" for name, variant in report.variants.items()
     ]
     headings += [] if report.plain is None else ["plugins / plain"]
-    title = f"{'Least' if report.spec.costs is None else 'Predicted'} time of a step"
+    title = f"{report.time_of_step.capitalize()} of a step"
     caption = f"Costs: {costs_source(report.spec)}"
     table = text_table(title, ["stage"], headings, caption=caption)
 

@@ -38,18 +38,8 @@ from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
 from recd_plugins.training.dry_run import unused_line
-from recd_plugins.training.evaluation import (
-    Measured,
-    Validation,
-    evaluate,
-    steps,
-    validated_split,
-)
-from recd_plugins.training.identity import (
-    check_fitted_alike,
-    identity_of,
-    resume_fitted,
-)
+from recd_plugins.training.evaluation import Measured, Validation, evaluate, steps, validated_split
+from recd_plugins.training.identity import check_fitted_alike, identity_of, resume_fitted
 from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
 from recd_plugins.training.optimizer import LearningRates
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
