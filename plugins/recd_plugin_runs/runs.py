@@ -28,8 +28,6 @@ from recd_plugins.api import (
 
 #: Metrics of which a larger value is better.
 _LARGER = ("auc",)
-#: Default metric that selects the best run.
-_METRIC = "normalized_entropy"
 
 
 @dataclass(frozen=True)
@@ -158,9 +156,14 @@ def other_rows(results: Sequence[Mapping[str, Any]]) -> str | None:
     return "These runs have different test rows, so their metrics are not comparable."
 
 
-def known_metric(name: str, runs: Sequence[ListedRun]) -> str:
-    """Return the metric called ``name``, in any case; raise RecdError if no run has it."""
+def known_metric(name: str | None, runs: Sequence[ListedRun]) -> str:
+    """Return the metric called ``name``, in any case; raise RecdError if no run has it.
+
+    Without a name, return normalized_entropy, or loss if all runs have several labels.
+    """
     known = {each for run in runs for each in run.figures()}
+    if name is None:
+        return "normalized_entropy" if not known or "normalized_entropy" in known else "loss"
     wanted = name.lower().replace(" ", "_")
     if not known or wanted in known:
         return wanted
@@ -212,11 +215,12 @@ def best_run(given: Path, plugins_dir: Path | None) -> int:
     if not comparable:
         raise RecdError(f"{folder}: no finished run in this folder has test metrics. Use --run N.")
     newest, _ = max(comparable, key=lambda group: int(group[0][-1].path.name))
-    chosen = best(newest, _METRIC)
+    metric = known_metric(None, newest)
+    chosen = best(newest, metric)
     assert chosen is not None
     if launcher.torchrun_rank() in (None, 0):
-        split = selecting_split(newest, _METRIC)
-        why = f"best {text_utils.metric_words(_METRIC)} of the {split} split"
+        split = selecting_split(newest, metric)
+        why = f"best {text_utils.metric_words(metric)} of the {split} split"
         click.echo(f"using {chosen.path} ({why})", err=True)
     return int(chosen.path.name)
 
@@ -262,15 +266,13 @@ def seed_lines(runs: Sequence[ListedRun], metric: str) -> Iterator[str]:
 @click.argument("trained", metavar="REGISTRY|FOLDER", type=click.Path(path_type=Path))
 @click.option(
     "--metric",
-    default=_METRIC,
-    show_default=True,
     help="Metric that selects the best run: of the validation split if all runs have one, else of "
-    "the test split.",
+    "the test split.  [default: normalized_entropy, or loss for several labels]",
 )
 @click.option("--json", "json_path", type=cli_options.OUTPUT_OR_TERMINAL, help="Write JSON.")
 @click.pass_obj
 def runs_command(
-    plugins_dir: Path | None, trained: Path, metric: str, json_path: Path | None
+    plugins_dir: Path | None, trained: Path, metric: str | None, json_path: Path | None
 ) -> None:
     """List the runs of a registry file, or of a folder such as runs/clicks.
 
