@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces.plugin import plugin_call, plugin_items
     from recd_plugins.interfaces.rows import Storage
     from recd_plugins.interfaces.tables import AccessOptions
+    from recd_plugins.model import stored_gradients
     from recd_plugins.model.build import build_model
     from recd_plugins.model.request_model import CandidateBatch, RequestModel, UserBatch, UserSide
     from recd_plugins.model.sequence_pooling import SequencePooling

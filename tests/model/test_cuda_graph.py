@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recd_plugins.model import cuda_graph
+from recd_plugins.model import cuda_graph, stored_gradients
 from recd_plugins.model.cuda_graph import GraphedLoss
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
@@ -39,9 +39,13 @@ def inputs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return features, torch.rand(size).to(device)
 
 
-def trained(graphed: bool, device: torch.device) -> tuple[list[list[float]], list[float]]:
+def trained(
+    graphed: bool, device: torch.device, stored: bool = False
+) -> tuple[list[list[float]], list[float]]:
     """Return results of each step, and the launches of each step."""
     model = Layers(graphed).to(device)
+    if stored:
+        stored_gradients.allow(model.parameters())
     results: list[list[Tensor]] = []
     launches = []
     for step, size in enumerate((8, 8, 8, 8, 3, 8, 8)):
@@ -68,6 +72,8 @@ def check_training(rank: int, world_size: int) -> None:
     with fake_cuda() as device:
         expected, eager_launches = trained(False, device)
         results, launches = trained(True, device)
+        stored = trained(True, device, stored=True)
+    assert stored == (results, launches)
     for found, wanted in zip(results, expected, strict=True):
         assert found == pytest.approx(wanted, abs=1e-6)
     assert (launches[0], launches[4]) == (eager_launches[0], eager_launches[4])

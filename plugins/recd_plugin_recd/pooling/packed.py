@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.rows import is_traced
-from recd_plugins.api import jagged
+from recd_plugins.api import jagged, stored_gradients
 
 #: Dtypes of the attention kernel.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -232,24 +232,30 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
-    def forward(ctx: Any, values: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, parameters: list[Tensor], *_: Tensor) -> Tensor:
         weight = torch.stack(parameters[: len(values)])
         bias = torch.stack(parameters[len(values) :])
         ctx.save_for_backward(values, weight)
+        ctx.parameters = parameters
         return torch.baddbmm(bias.unsqueeze(1), values, weight.transpose(1, 2))
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         values, weight = ctx.saved_tensors
         of_weight = torch.bmm(gradient.transpose(1, 2), values)
-        return torch.bmm(gradient, weight), *of_weight.unbind(), *gradient.sum(1).unbind()
+        gradients = *of_weight.unbind(), *gradient.sum(1).unbind()
+        if len(ctx.needs_input_grad) == 2:
+            stored_gradients.store(ctx.parameters, gradients)
+            gradients = ()
+        return torch.bmm(gradient, weight), None, *gradients
 
 
 def linear(layers: Sequence[nn.Linear], values: Tensor) -> Tensor:
     """Apply one linear layer per feature to values ``[F, n, in_features]``."""
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    outputs: Tensor = _Linear.apply(values, *weights, *biases)  # type: ignore[no-untyped-call]
+    parameters = [*(layer.weight for layer in layers), *(layer.bias for layer in layers)]
+    edges = () if stored_gradients.allowed(parameters, [values]) else parameters
+    outputs: Tensor = _Linear.apply(values, parameters, *edges)  # type: ignore[no-untyped-call]
     return outputs
 
 

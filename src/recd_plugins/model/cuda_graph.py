@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from recd_plugins.model import stored_gradients
+
 logger = logging.getLogger(__name__)
 
 Layers = Callable[..., tuple[Tensor, Tensor]]
@@ -62,7 +64,8 @@ class GraphedLoss:
                 self._graphs, self._captures = None, _MOST_CAPTURES
                 logger.warning("the dense layers run without CUDA graphs, because %s", why)
                 return layers(*inputs)
-        replayed: tuple[Tensor, Tensor] = _Replay.apply(self._graphs, *inputs, *parameters)  # type: ignore[no-untyped-call]
+        edges = () if stored_gradients.allowed(parameters, inputs) else parameters
+        replayed: tuple[Tensor, Tensor] = _Replay.apply(self._graphs, *inputs, *edges)  # type: ignore[no-untyped-call]
         return replayed
 
 
@@ -132,4 +135,8 @@ class _Replay(torch.autograd.Function):
                 parameter.grad = kept.clone()  # gradients accumulate; the replay overwrites these
         graphs.gradient.copy_(gradient)
         graphs.backward.replay()
-        return None, *(None if each is None else each.detach() for each in graphs.gradients)
+        gradients = graphs.gradients
+        if len(ctx.needs_input_grad) == 1 + at:
+            stored_gradients.store(graphs.parameters, gradients[at:])
+            gradients = gradients[:at]
+        return None, *(None if each is None else each.detach() for each in gradients)

@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
+from recd_plugins.model import stored_gradients
+
 
 def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
     """Return a DDP wrapper for dense layers that sums gradients in the same order in every step.
@@ -41,10 +43,12 @@ class _DenseGradients(DefaultDataParallelWrapper):
         named = module.named_parameters()
         dense = [p for name, p in named if p.requires_grad and name not in sharded]
         if group is not None and group.size() == 1:
+            stored_gradients.allow(dense)
             return
         one_dtype = len({parameter.dtype for parameter in dense}) == 1
         if group is not None and always_trained and one_dtype and device.type == "cuda":
             _OneAllReduce(dense, group)
+            stored_gradients.allow(dense)
             return
         super().wrap(dmp, env, device)
         for child in dmp.children() if always_trained else ():
