@@ -195,9 +195,9 @@ class ImportNote:
     def lines(self, name: str, *, is_test: bool = False) -> list[str]:
         """Return the lines that summarize a new import. ``is_test``: it is a table for testing."""
         purpose = "to score" if self.scoring else "for testing" if is_test else "for training"
-        of_splits = {purpose: self.train, "for validation": self.validation}
-        of_splits["for testing"] = self.test
-        kept = ", ".join(f"{rows:,} {name}" for name, rows in of_splits.items() if rows)
+        others = (("for validation", self.validation), ("for testing", self.test))
+        of_splits = ((purpose, self.train), *others)
+        kept = ", ".join(f"{rows:,} {name}" for name, rows in of_splits if rows)
         became = ":" if self.kept == self.rows else " became"
         what = "have a missing value" if self.scoring else "were dropped for a missing value"
         lines = [f"{name}: {self.rows:,} rows{became} {kept}"]

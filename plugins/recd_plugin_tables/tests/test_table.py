@@ -108,7 +108,9 @@ def test_training_rows_later_than_test_rows_are_told(path, capfd, monkeypatch, o
     data = table(path, **options)
     data.prepare()
     assert data.splits()[-1] == "test"
-    assert ("training rows are later than test rows" in capfd.readouterr().err) is leaks
+    told = capfd.readouterr().err
+    assert ("training rows are later than test rows" in told) is leaks
+    assert "60 rows: 60 for testing" in told or "test_path" not in options
 
 
 def test_what_a_test_table_lacks_is_told_with_the_option(path, tmp_path):
