@@ -216,7 +216,8 @@ def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table])
 def check_same_dataset(checkpoint: Path, registry: RunConfig) -> None:
     """Raise ``RecdError`` if the dataset options differ from training. Does not need the data."""
     said = {"dataset": _plugin(registry.dataset)}
-    check_same_model(checkpoint, said, ["dataset.use", "dataset.options"], registry)
+    if (checkpoint / IDENTITY).exists():
+        check_same_model(checkpoint, said, ["dataset.use", "dataset.options"], registry)
 
 
 def check_same_model(
