@@ -4,6 +4,7 @@ pip install torch uvicorn starlette
 python serve.py exported --port 8000
 
 POST /score accepts {"request": {...}, "candidates": [{...}, ...]} and returns {"scores": [...]}.
+A model of several labels returns {"scores": {LABEL: [...], ...}}.
 Put a column into "request" if all candidates share its value, otherwise into every candidate.
 Bad input is answered with status 4xx and {"error": "..."}. GET /health answers once the model is
 loaded. SIGTERM and Ctrl-C let running requests finish.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import socket
 import sys
 from pathlib import Path
@@ -50,10 +50,14 @@ class Scorer:
         # Requests are too small to benefit from several threads.
         torch.set_num_threads(1)
         self._encoder = Encoder(folder, strict=True, row="candidate", shared="request")
+        signature = json.loads((folder / "signature.json").read_text(encoding="utf-8"))
+        self._tasks = [task["name"] for task in signature.get("tasks", ())]
         self._model = torch.export.load(folder / program).module()
 
-    def score(self, body: bytes) -> list[float]:
+    def score(self, body: bytes) -> list[float] | dict[str, list[float]]:
         """Return the probability of each candidate of a JSON request, in order.
+
+        For a model of several labels, return the predictions of each label, by name.
 
         Raises:
             ValueError: the request is wrong. The message says what to change.
@@ -70,12 +74,15 @@ class Scorer:
         inputs = self._encoder.encode(sent["candidates"], sent.get("request")).tensors()
         try:
             with torch.inference_mode():
-                scores: list[float] = self._model(*inputs).tolist()
+                scores = self._model(*inputs)
         except IndexError as error:
             raise ValueError("An id is outside its embedding table. Send a known id.") from error
-        if not all(map(math.isfinite, scores)):
+        if not scores.isfinite().all():
             raise ValueError("A score is not finite. Send smaller numbers.")
-        return scores
+        if self._tasks:
+            return dict(zip(self._tasks, scores.T.tolist(), strict=True))
+        found: list[float] = scores.tolist()
+        return found
 
 
 def _reject(constant: str) -> NoReturn:

@@ -305,6 +305,11 @@ class Negatives(DatasetWrapper):
                 f"{self.name}: 'item', 'never' or 'with_item': dataset {self.inner.name!r} has no "
                 f"feature '{min(unknown)}'. Use one of: {', '.join(map(repr, sorted(features)))}."
             )
+        if schema.tasks:
+            raise SetupError(
+                f"{self.name}: negatives have one label, but dataset {self.inner.name!r} has the "
+                f"labels {', '.join(map(repr, schema.labels))}. Keep one label in option 'label'."
+            )
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
                 f"{self.name}: by: in_request needs a session column, but dataset "

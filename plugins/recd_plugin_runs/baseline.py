@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from recd_plugin_runs.evaluate import Evaluated
@@ -34,15 +35,34 @@ _FACTOR, _OF_FEATURE = np.uint64(0x9E3779B97F4A7C15), 0xC2B2AE3D27D4EB4F  # odd
 
 def with_baselines(found: Evaluated, dataset: Dataset, *, logistic: bool) -> Evaluated:
     """Return an evaluation with the test quality of the base rate and of logistic regression."""
-    size = found.test.num_samples
-    positives = round(sum(rows * mean_label for rows, _, mean_label in found.test.bins))
-    mean = dataset.label_mean()
-    if mean is None:  # unknown: use the mean of the test split
-        mean = positives / size
-    baselines = {"base_rate": base_rate_quality(mean, size, positives)}
+    test, schema = found.test, dataset.schema()
+    if not schema.tasks:
+        base_rate = _base_rate(dataset.label_mean(), test)
+        baselines = {"base_rate": base_rate}
+        if logistic:
+            baselines["logistic_regression"] = logistic_regression(dataset)
+        return replace(found, baselines=baselines)
+    binary = [task.name for task in schema.tasks if task.type == "binary"]
+    means = dataset.task_means()
+    of_tasks = {name: each for name, each in test.tasks.items() if isinstance(each, Quality)}
+    of = {"base_rate": {name: _base_rate(means.get(name), of_tasks[name]) for name in binary}}
     if logistic:
-        baselines["logistic_regression"] = logistic_regression(dataset)
-    return replace(found, baselines=baselines)
+        of["logistic_regression"] = {name: logistic_regression(dataset, name) for name in binary}
+    # Other labels have no baseline; the R2 of a regression compares with the mean.
+    size = test.num_samples
+    return replace(
+        found,
+        baselines={
+            name: Quality(math.nan, math.nan, size, tasks=each) for name, each in of.items() if each
+        },
+    )
+
+
+def _base_rate(mean: float | None, test: Quality) -> Quality:
+    """Return the test quality of the mean training label; None uses the mean of the test split."""
+    size = test.num_samples
+    positives = round(sum(rows * mean_label for rows, _, mean_label in test.bins))
+    return base_rate_quality(positives / max(1, size) if mean is None else mean, size, positives)
 
 
 def base_rate_quality(mean: float, num_samples: int, num_positives: int) -> Quality:
@@ -52,11 +72,11 @@ def base_rate_quality(mean: float, num_samples: int, num_positives: int) -> Qual
     return measure_quality(torch.full_like(labels, logit), labels)
 
 
-def logistic_regression(dataset: Dataset) -> Quality:
-    """Return the test quality of a logistic regression trained on the columns of ``dataset``.
+def logistic_regression(dataset: Dataset, label: str | None = None) -> Quality:
+    """Return the test quality of a logistic regression for one label of ``dataset``.
 
-    Ids are one-hot encoded by hash, and numbers are scaled to unit variance. The L2 penalty is the
-    best of three on the last tenth of the training rows.
+    Rows without the label are left out. Ids are one-hot encoded by hash, and numbers are scaled to
+    unit variance. The L2 penalty is the best of three on the last tenth of the training rows.
 
     Raises:
         SetupError: scikit-learn is not installed.
@@ -64,9 +84,10 @@ def logistic_regression(dataset: Dataset) -> Quality:
     """
     linear = imports.optional_library("sklearn.linear_model", "baseline", "--baseline")
     schema = dataset.schema()
+    label = label or schema.label
     size = len(dataset.reader(rank=0, world_size=1, batch_size=1, split="train"))
     every = -(-size // MOST_ROWS)
-    ids, numbers, labels = _train_rows(dataset, schema, every)
+    ids, numbers, labels = _train_rows(dataset, schema, label, every)
     if len(np.unique(labels)) < 2:
         raise DataError("--baseline: all training labels are equal. Remove --baseline.")
     mean, scale = numbers.mean(0), numbers.std(0) + 1e-12
@@ -88,7 +109,7 @@ def logistic_regression(dataset: Dataset) -> Quality:
     best = min(_STRENGTHS, key=held_out_entropy) if has_both else _STRENGTHS[0]
     model, logits, labels_of_test = fitted(best, len(labels)), [], []
     for rows in split_rows(dataset, "test"):
-        ids, numbers, own = _encoded(rows, schema)
+        ids, numbers, own = _encoded(rows, schema, label)
         logits.append(model.decision_function(_inputs(ids, (numbers - mean) / scale)))
         labels_of_test.append(own)
     return measure_quality(
@@ -96,7 +117,9 @@ def logistic_regression(dataset: Dataset) -> Quality:
     )
 
 
-def _train_rows(dataset: Dataset, schema: FeatureSchema, every: int) -> tuple[Any, Any, Any]:
+def _train_rows(
+    dataset: Dataset, schema: FeatureSchema, label: str, every: int
+) -> tuple[Any, Any, Any]:
     """Return the encoded form of every ``every``-th row of the training split."""
     from scipy import sparse
 
@@ -105,14 +128,18 @@ def _train_rows(dataset: Dataset, schema: FeatureSchema, every: int) -> tuple[An
         taken = np.arange(-start % every, len(rows), every)
         start += len(rows)
         if len(taken):
-            parts.append(_encoded(Rows(rows.data.take(pa.array(taken)), ()), schema))
+            parts.append(_encoded(Rows(rows.data.take(pa.array(taken)), ()), schema, label))
     ids, numbers, labels = zip(*parts, strict=True)
     return sparse.vstack(ids, format="csr"), np.concatenate(numbers), np.concatenate(labels)
 
 
-def _encoded(rows: Rows, schema: FeatureSchema) -> tuple[Any, Any, Any]:
+def _encoded(rows: Rows, schema: FeatureSchema, label: str) -> tuple[Any, Any, Any]:
     """Return hashed ids (sparse matrix), numbers on a log scale, and labels of some rows."""
     from scipy import sparse
+
+    if schema.tasks:
+        known = pc.is_finite(rows.data.column(label))
+        rows = Rows(rows.data.filter(known), ())
 
     places, columns, weights = [], [], []
     for number, name in enumerate(schema.sparse, 1):
@@ -127,7 +154,7 @@ def _encoded(rows: Rows, schema: FeatureSchema) -> tuple[Any, Any, Any]:
     return (
         sparse.csr_matrix((entries[0], (entries[1], entries[2])), shape=(len(rows), _COLUMNS)),
         np.sign(numbers) * np.log1p(np.abs(numbers)),
-        arrow.labels(rows, schema.label).double().numpy(),
+        arrow.labels(rows, label).double().numpy(),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from recd_plugin_runs.score_columns import ROW, SCORE
+from recd_plugin_runs.score_columns import ROW, known_tasks, score_names
 from recd_plugins.api import (
     DataError,
     RecdError,
@@ -203,8 +203,8 @@ def predict(
 
     TABLE is anything that the dataset of the run can read. It needs no label. The score file has
     one row per row of TABLE, in the same order. Its columns are the dataset's key columns, row (the
-    0-based row number) and score (a probability). Under torchrun, the command runs on the started
-    ranks.
+    0-based row number) and score (a probability). With several labels, column score_LABEL has the
+    predictions of each label. Under torchrun, the command runs on the started ranks.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.
@@ -218,13 +218,14 @@ def predict(
             f"{output}: the suffix is not one of {', '.join(map(repr, _FORMATS))}. Use one of "
             "these suffixes, or set --format."
         )
+    model = _find(trained, run_number, checkpoint, settings, plugins_dir)
+    scores = score_names(known_tasks(model.registry.dataset))
     for name in keep:
-        if name in (ROW, SCORE) or keep.count(name) > 1:
+        if name in (ROW, *scores) or keep.count(name) > 1:
             raise RecdError(
                 f"--keep {name}: the score file already has column {name!r}. Remove this --keep "
                 "option."
             )
-    model = _find(trained, run_number, checkpoint, settings, plugins_dir)
     # Check all options before importing torch, which takes seconds.
     from recd_plugin_runs.kept_columns import check_kept
 
@@ -233,7 +234,7 @@ def predict(
     if local and not local[0].exists():
         raise DataError(f"{table}: this file or folder does not exist. Check the path.")
     cli_options.check_apart(output, read, *local, chosen)
-    cli_options.check_output(output, force, ROW, SCORE)
+    cli_options.check_output(output, force, ROW, *scores)
     check_kept(read.dataset, table, keep)
     given = cli_options.overrides(ranks=ranks, workers=0)
     read = read.with_training(given)

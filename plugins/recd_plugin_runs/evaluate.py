@@ -56,7 +56,13 @@ class Evaluated:
     def baseline_advice(self) -> str | None:
         """Return advice if the logistic regression has a lower log loss than the model."""
         logistic = self.baselines.get("logistic_regression")
-        if logistic is None or logistic.log_loss >= self.test.log_loss:
+        if logistic is None:
+            return None
+        losses = {
+            name: value for name, value in logistic.figures().items() if name.endswith("log_loss")
+        }
+        test = self.test.figures()
+        if not any(value < test[name] for name, value in losses.items()):
             return None
         return (
             "The logistic regression has a lower log loss than the model. Compare runs with other "

@@ -29,13 +29,14 @@ from recd_plugins.api import (
     file_utils,
     from_columns,
     row_tables,
+    tasks,
     trained_models,
     transforms,
 )
 
 
 class ServingModel(nn.Module):
-    """Maps raw features to probabilities, with fitted preprocessing and unsharded tables."""
+    """Maps raw features to predictions, with fitted preprocessing and unsharded tables."""
 
     def __init__(
         self, model: nn.Module, schema: FeatureSchema, steps: Mapping[str, Sequence[Preprocessing]]
@@ -43,6 +44,7 @@ class ServingModel(nn.Module):
         super().__init__()
         self.model = model
         self.schema = schema
+        self.label_shape = (len(schema.tasks),) if schema.tasks else ()
         self.steps = steps
 
     def forward(
@@ -52,7 +54,10 @@ class ServingModel(nn.Module):
         lengths: dict[str, Tensor],
         rows: dict[str, Tensor],
     ) -> Tensor:
-        """Return probabilities, float32 ``[B]``. ``signature.json`` describes the inputs."""
+        """Return probabilities, float32 ``[B]``, or predictions of T tasks, ``[B, T]``.
+
+        ``signature.json`` describes the inputs.
+        """
         features = {}
         for name in self.schema.sparse:
             _check_lengths(name, lengths[name], values[name])
@@ -69,15 +74,14 @@ class ServingModel(nn.Module):
         batch = ModelInput(
             dense_features=dense,
             sparse_features=features,
-            labels=dense.new_zeros(dense.shape[0]),
+            labels=dense.new_zeros(dense.shape[0], *self.label_shape),
             replicated_features=features,
             sequence_features=features,
             num_unique={name: each.counts.shape[0] for name, each in features.items()},
             inverse_lookup={name: each.rows for name, each in features.items()},
         )
         _, (_, logits, _) = self.model(batch)
-        probabilities: Tensor = logits.sigmoid()
-        return probabilities
+        return tasks.predictions(self.schema.tasks, logits)
 
     def _dense(self, dense: Tensor) -> Tensor:
         columns = []
@@ -360,9 +364,20 @@ def signature(model: ServingModel, dataset: Dataset) -> dict[str, Any]:
             "lengths": "per sparse feature: int64 [num_stored], the number of ids per stored row",
             "rows": "per sparse feature: int64 [B], the index of the stored row of each row",
         },
-        "output": "float32 [B]: the probability of each row",
+        **_output(schema),
         "features": features,
         "rules": _RULES,
+    }
+
+
+def _output(schema: FeatureSchema) -> dict[str, Any]:
+    if not schema.tasks:
+        return {"output": "float32 [B]: the probability of each row"}
+    return {
+        "output": "float32 [B, tasks]: the predictions of each row, in the order of key tasks",
+        "tasks": [
+            {"name": task.name, "type": task.type, "output": task.output} for task in schema.tasks
+        ],
     }
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from recd_plugin_runs.kept_columns import KeptColumns
 from recd_plugin_runs.notes import UnknownIds, say_absent
-from recd_plugin_runs.score_columns import ROW, SCORE
+from recd_plugin_runs.score_columns import ROW, SCORE, score_names
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -37,6 +37,7 @@ from recd_plugins.api import (
     rank_agreement,
     row_pipelines,
     row_tables,
+    tasks,
     trained_models,
 )
 
@@ -149,6 +150,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     # The training split may have fewer rows than one batch of this size.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = row_pipelines.RowPipeline.of_model(scored, prepared)
+    of = dataset.schema().tasks
     unknown = UnknownIds(registry)
     keys = dataset.keys()
     dealt = turns(scanned(dataset), tuple(keys), rank, world_size, size)
@@ -158,12 +160,12 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         stack.enter_context(doing("scoring", long=True))
         if rank == 0:
             advance = stack.enter_context(progress_bars.row_progress(f"scoring {job.table}", None))
-            output = stack.enter_context(_Output(job, keys, kept))
+            output = stack.enter_context(_Output(job, keys, kept, score_names(of)))
         for turn, logits in score_turns(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
             if rank == 0:
                 with doing("writing scores"):  # each turn shows that the ranks make progress
-                    output.write(turn.keys, logits.sigmoid().numpy())
+                    output.write(turn.keys, tasks.predictions(of, logits).numpy())
                 advance(sum(turn.counts))
     unknown.say()
     lookup_kernels.close_kernels(trained.parts.dmp)
@@ -176,7 +178,10 @@ def score_turns(
     dealt: Iterator[Turn],
     world_size: int,
 ) -> Iterator[tuple[Turn, torch.Tensor]]:
-    """Yield each ``Turn`` with the logits of its rows, float64 ``[N]``. Collective call."""
+    """Yield each ``Turn`` with the logits of its rows, float64 ``[N]`` or ``[N, T]``.
+
+    Collective: call on all ranks.
+    """
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
@@ -196,7 +201,14 @@ def score_turns(
 class _Output:
     """Writes the score file. The first batch of key columns determines the columns of the file."""
 
-    def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
+    def __init__(
+        self,
+        job: PredictJob,
+        keys: Mapping[str, str],
+        kept: KeptColumns | None,
+        score_names: Sequence[str] = (SCORE,),
+    ) -> None:
+        self._score_names = score_names
         self._job = job
         self._stack = ExitStack()
         self._writer: Any = None
@@ -218,7 +230,8 @@ class _Output:
         if self._kept is not None:
             columns |= self._kept.take(rows.to_numpy(zero_copy_only=False))
         columns.setdefault(ROW, rows)
-        columns[SCORE] = pa.array(scores)
+        of_tasks = scores.reshape(len(scores), len(self._score_names)).T
+        columns |= {n: pa.array(each) for n, each in zip(self._score_names, of_tasks, strict=True)}
         self._row += len(scores)
         batch = pa.RecordBatch.from_pydict(columns)
         if self._writer is None:
@@ -232,7 +245,7 @@ class _Output:
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             if self._writer is None:  # the table has no rows
-                self.write([], np.zeros(0))
+                self.write([], np.zeros((0, len(self._score_names))))
             if self._kept is not None:
                 self._kept.check_end()
         self._stack.__exit__(*error)  # type: ignore[arg-type]

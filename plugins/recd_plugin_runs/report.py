@@ -21,7 +21,6 @@ from recd_plugins.api import RecdError, html_page, plots, run_folders, run_resul
 
 # Losses that differ by at most this are reported as equal.
 _EQUAL_LOSSES = 1e-5
-_METRIC = "normalized_entropy"  # selects the best run
 _COLORS = [color for color in plots.ALL_COLORS if color != plots.GREY]
 
 
@@ -129,8 +128,7 @@ def _selecting(runs: Sequence[Run]) -> tuple[str, list[float | None]]:
 
 
 def _metric(runs: Sequence[Run]) -> str:
-    """Return the metric that selects the best run: the loss if there are several labels."""
-    return "loss" if "loss" in (runs[0].values["test"] or {}) else _METRIC
+    return run_lists.known_metric(None, _as_listed(runs))
 
 
 def _results_in(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from recd_plugins.api import (
 )
 
 #: Metrics of which a larger value is better.
-_LARGER = ("auc",)
+_LARGER = ("auc", "r2")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,11 @@ def other_rows(results: Sequence[Mapping[str, Any]]) -> str | None:
     for result in results:
         if test := result.get("test"):
             bins = result.get("calibration_bins") or ()
-            positives = round(sum(rows * mean_label for rows, _, mean_label in bins))
+            by_task = bins if isinstance(bins, Mapping) else {"": bins}
+            positives = tuple(
+                round(sum(rows * mean_label for rows, _, mean_label in each))
+                for each in by_task.values()
+            )
             tests.add((test["num_samples"], positives))
     if len(tests) < 2:
         return None
@@ -198,7 +202,10 @@ def selecting_split(runs: Sequence[ListedRun], metric: str) -> str:
 
 def best(runs: Sequence[ListedRun], metric: str) -> ListedRun | None:
     """Return the run with the best value of a metric; None if no run has one."""
-    sign, split = -1 if metric.startswith(_LARGER) else 1, selecting_split(runs, metric)
+    sign, split = (
+        -1 if metric.rpartition(".")[2].startswith(_LARGER) else 1,
+        selecting_split(runs, metric),
+    )
     values = [(run.metric(metric, split), run) for run in runs]
     known = [(sign * value, run) for value, run in values if value is not None]
     return min(known, key=lambda each: each[0])[1] if known else None
@@ -309,7 +316,13 @@ def runs_command(
         return
     if json_path is not None:
         file_utils.write_json(json_path, rows)
-    names = list(dict.fromkeys(("log_loss", "auc", metric)))
+    of_tasks = {
+        name: None
+        for run in found
+        for name in run.figures()
+        if name.endswith((".log_loss", ".auc", ".rmse"))
+    }
+    names = list(dict.fromkeys((*(of_tasks or ("log_loss", "auc")), metric)))
     cells = [("test", name) for name in names]
     if any(run.figures("validation") for run in found):
         cells.append(("validation", metric))

@@ -24,9 +24,11 @@ from recd_plugins.api import (
     doing,
     list_dict,
     measure_quality,
+    measure_tasks,
     plugin_call,
     plugin_items,
     row_pipelines,
+    tasks,
     text_utils,
     trained_models,
 )
@@ -90,8 +92,8 @@ def measure_slices(
     registry = replace(trained.registry, wrappers=())
     dataset, size = registry.dataset, registry.training.batch_size
     columns = {name: columns_of(dataset, name) for name in names}
-    label = dataset.schema().label
-    read = tuple(dict.fromkeys([label, *chain(*columns.values())]))
+    schema = dataset.schema()
+    read = tuple(dict.fromkeys([*schema.labels, *chain(*columns.values())]))
     pipeline = row_pipelines.RowPipeline.of_model(registry, trained.parts.prepared)
     dealt = turns(split_rows(dataset, "test"), read, rank, world_size, size)
     kept, logits = list[pa.RecordBatch](), list[Tensor]()
@@ -102,7 +104,9 @@ def measure_slices(
     if not kept:
         return {}
     batch = pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
-    labels = torch.tensor(batch.column(label).to_numpy(zero_copy_only=False)).double()
+    of_labels = (batch.column(name).to_numpy(zero_copy_only=False) for name in schema.labels)
+    labels = torch.from_numpy(np.stack([*of_labels], axis=1)).double()
+    labels = labels if schema.tasks else labels.squeeze(1)
     found = {}
     for name, choices in columns.items():
         # A key column has the original texts, but an original time is less useful than its hour.
@@ -110,7 +114,8 @@ def measure_slices(
         column = next(texts_first, choices[-1])
         texts = dataset.texts(column)
         fill = _fill(dataset, column)
-        found[name] = slices(_values(batch, column), torch.cat(logits), labels, texts, fill)
+        values, scores = _values(batch, column), torch.cat(logits)
+        found[name] = slices(values, scores, labels, texts, fill, schema.tasks)
     return found
 
 
@@ -148,6 +153,7 @@ def slices(
     labels: Tensor,
     texts: Mapping[int, str] | None = None,
     fill: float = math.nan,
+    of: Sequence[tasks.Task] = (),
 ) -> list[dict[str, Any]]:
     """Return metrics of the rows with each of the most frequent values, and of all other rows.
 
@@ -156,18 +162,26 @@ def slices(
 
     Args:
         values: value of each row, ``[N]``.
-        logits: logit of each row, float64 ``[N]``.
-        labels: 0 or 1 for each row, float64 ``[N]``.
+        logits: logit of each row, float64 ``[N]``, or ``[N, T]`` of T tasks.
+        labels: 0 or 1 for each row, float64 ``[N]``; with tasks ``[N, T]``, NaN if missing.
         texts: text of values that are text ids.
         fill: number that replaced missing numbers. Rows with this number are a group of their own.
+        of: the tasks, if there are several labels.
 
     Returns:
-        A list of dicts with ``value``, ``rows``, ``positive_rate`` (the mean label) and metrics.
+        A list of dicts with ``value``, ``rows``, ``positive_rate`` (the mean label; not with tasks)
+        and metrics.
     """
     group, shown = _grouped(values, texts or {}, fill)
     found = []
     for number, value in enumerate(shown):
         rows = torch.from_numpy(np.flatnonzero(group == number))
+        if of:
+            measured = measure_tasks(of, logits[rows], labels[rows])
+            counts = {f"{n}.num_samples": each.num_samples for n, each in measured.tasks.items()}
+            figures = {**measured.figures(), **counts}
+            found.append({"value": value, "rows": figures.pop("num_samples"), **figures})
+            continue
         quality = measure_quality(logits[rows], labels[rows]).figures()
         rate = float(labels[rows].mean())
         if not rate:

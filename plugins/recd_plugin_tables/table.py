@@ -207,9 +207,10 @@ class Table(Dataset):
         if self._trained is not None:  # a table to score may lack some of them
             there = self._table_of("train").schema.names
             own = {name: column for name, column in own.items() if name in there}
+        scores = _OF_SCORES.union(f"score_{each.name}" for each in self.options.label)
         candidate = {ROW: "row", CANDIDATE: "candidate"} if self.options.explode else {}
         return candidate | {
-            name: f"{column}_key" if column in _OF_SCORES else column
+            name: f"{column}_key" if column in scores else column
             for name, column in own.items()
             if name
         }

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 @click.command("TABLE")
 @click.argument("table", metavar="TABLE")
 @click.argument("file", type=cli_options.OUTPUT_PATH)
-@click.option("--label", metavar="COLUMN", help="Column to predict.")
+@click.option(
+    "--label",
+    metavar="COLUMN",
+    help="Column to predict, or several: click,like,watch_time. Numbers become regressions. "
+    "NAME=COLUMN>=VALUE is a label that is 1 from VALUE, such as liked=rating>=4.",
+)
 @click.option("--session", metavar="COLUMN", help="Column that groups rows: a visit, or a user.")
 @click.option("--time", metavar="COLUMN", help="Time column.")
 @click.option("--request", metavar="COLUMN", help="Column that groups the rows shown together.")
@@ -131,6 +136,7 @@ def init(
 
     from recd_plugin_tables.sources import SourceOptions, open_source
     from recd_plugin_tables.start.guess import Wanted, guess, label_stands_outside
+    from recd_plugin_tables.start.labels import wanted_labels
     from recd_plugin_tables.start.registry_text import path_line, registry_text
     from recd_plugin_tables.start.survey import survey
 
@@ -155,8 +161,11 @@ def init(
         problems = "; ".join(f"--{each['loc'][0]}: {each['msg']}" for each in error.errors())
         raise click.UsageError(problems) from error
     found = survey(source, explode or None)
+    labels = wanted_labels(label, [seen.leaf.name for seen in found.seen])
+    label = labels[0].column if labels else label
+    start = labels[0].positive_from if labels else positive_from
     wanted = Wanted(
-        label, session, time, request, implicit, unused, positive_from, _as_roles(roles)
+        label, session, time, request, implicit, unused, start, _as_roles(roles), labels
     )
     if not explode and label_stands_outside(found, label):
         found = survey(source, ())
@@ -223,7 +232,10 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
             "No session column was found. Only deduplication (recd.ikjt) needs one: name the "
             "column of users or visits with --session COLUMN."
         )
-    label = guesses.the("label")
+    for given in guesses.labels:
+        name, kind = given["name"], given.get("type", "binary")
+        click.echo(f"Label {name!r} of column {given.get('column', name)!r}: {kind}.")
+    label = None if guesses.labels else guesses.the("label")
     if label is not None and " becomes 1" in label.why:
         swap = f" To swap them, change positive in {file}." if "positive" in label.options else ""
         click.echo(f"Label {label.name!r}: {label.why.rpartition('; ')[2]}.{swap}")

@@ -19,6 +19,7 @@ from recd_plugin_tables.kinds import (
     possible_roles,
 )
 from recd_plugin_tables.start.guesses import Guess, Guesses, shares_ids
+from recd_plugin_tables.start.labels import WantedLabel
 from recd_plugin_tables.start.names import (
     ENTITIES,
     HISTORY_WORDS,
@@ -61,7 +62,10 @@ _NUMBERED = 200
 
 @dataclass(frozen=True)
 class Wanted:
-    """Columns that the user assigned to roles. None means guess the column."""
+    """Columns that the user assigned to roles. None means guess the column.
+
+    With several ``labels``, ``label`` is the column of the first one.
+    """
 
     label: str | None = None
     session: str | None = None
@@ -71,6 +75,7 @@ class Wanted:
     unused: tuple[str, ...] = ()
     positive_from: float | None = None
     roles: Mapping[str, tuple[Role, ...]] = field(default_factory=dict)
+    labels: tuple[WantedLabel, ...] = ()
 
 
 def label_stands_outside(survey: Survey, label: str | None) -> bool:
@@ -84,6 +89,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     left_out = set(wanted.unused)
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
     label = None if wanted.implicit else _label(survey, free, wanted)
+    others = {each.column for each in wanted.labels} - {wanted.label}
+    free = [seen for seen in free if seen.leaf.name not in others]
     free = [seen for seen in free if label is None or seen.leaf.name != label.name]
     suspicious = _suspicious(survey, free, label)
     outcomes = _outcomes(survey, free, suspicious)
@@ -104,6 +111,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             columns.append(Guess(seen, ("unused",), "set by --unused"))
         elif label is not None and name == label.name:
             columns.append(label)
+        elif name in others:
+            columns.append(_as_label(survey, seen, wanted, "set by --label"))
         else:
             given = {"session": name == session, "request": name == request, "time": name == time}
             found = _with_dominant_value(_column(seen, given, outcomes.get(name, "")))
@@ -120,7 +129,14 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{survey.location}: no column can be a feature: "
             f"{', '.join(f'{each.name!r} ({each.why})' for each in columns)}. Set --as COLUMN=ROLE."
         )
-    return Guesses(survey, tuple(columns), wanted.implicit)
+    guessed = {each.name: each.options for each in columns if each.roles == ("label",)}
+    if wanted.labels:
+        columns = [
+            replace(each, why="set by --label") if each.roles == ("label",) else each
+            for each in columns
+        ]
+    labels = [each.options(guessed[each.column]) for each in wanted.labels]
+    return Guesses(survey, tuple(columns), wanted.implicit, tuple(labels))
 
 
 def _with_role(survey: Survey, seen: Seen, roles: tuple[Role, ...], guessed: Guess) -> Guess:
@@ -163,6 +179,7 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         ("session", wanted.session, "session"),
         ("time", wanted.time, "time"),
         ("request", wanted.request, "request"),
+        *(("label", each.column, "label") for each in wanted.labels),
         *(("unused", name, "unused") for name in wanted.unused),
         *(("as", name, role) for name, roles in wanted.roles.items() for role in roles),
     ]

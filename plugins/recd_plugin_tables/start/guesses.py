@@ -45,11 +45,12 @@ class Guess:
 
 @dataclass(frozen=True)
 class Guesses:
-    """The guessed roles of all columns, in table order."""
+    """The guessed roles of all columns, in table order, and the entries of several ``labels``."""
 
     survey: Survey
     columns: tuple[Guess, ...]
     implicit: bool
+    labels: tuple[Mapping[str, Any], ...] = ()
 
     def the(self, role: Role) -> Guess | None:
         """Return the column with a role, or None. At most one column may have this role."""

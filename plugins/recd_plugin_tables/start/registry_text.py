@@ -43,7 +43,8 @@ version: 1
 dataset:
   use: tables.table
   options:
-{path}{source}{explode}{implicit}    # Role of each column, guessed from its name, its type and
+{path}{source}{explode}{implicit}{labels}\
+    # Role of each column, guessed from its name, its type and
     # {sample}. The roles are
     # id, ids, number, numbers, session, time, request, key, label and unused.
     # To change an id to a number or back, run recd init again with --as COLUMN=ROLE --force. By
@@ -187,7 +188,10 @@ def registry_text(
             else ""
         ),
         sample="all rows" if survey.is_whole else f"the first {survey.rows:,} rows",
-        columns="\n".join(_columns(guesses.columns, guesses.item if guesses.implicit else None)),
+        labels=_labels(guesses),
+        columns="\n".join(
+            _columns(_not_labels(guesses), guesses.item if guesses.implicit else None)
+        ),
         histories=_histories(items, guesses.the("time")) if items else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         order=_ORDER if guesses.the("session") or guesses.the("request") else "",
@@ -242,6 +246,21 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
         "# docs/configuration.md describes every key; `recd validate` checks a file without a run.",
     ]
     return "\n".join(map(_printable, lines))
+
+
+def _labels(guesses: Guesses) -> str:
+    """Return option ``label`` if there are several labels."""
+    if not guesses.labels:
+        return ""
+    lines = "".join(f"{_INDENT}- {_flow(each)}\n" for each in guesses.labels)
+    return (
+        "    # What to predict. The loss is the sum of these losses times weight (default 1).\n"
+        f"    label:\n{lines}"
+    )
+
+
+def _not_labels(guesses: Guesses) -> list[Guess]:
+    return [each for each in guesses.columns if not guesses.labels or each.roles != ("label",)]
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:

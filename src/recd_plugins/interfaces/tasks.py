@@ -80,7 +80,7 @@ class Task:
         labels = labels.where(known, labels.new_zeros(()))
         targets = self.targets(labels)
         if self.is_regression:
-            losses = F.mse_loss(logits, targets, reduction="none")
+            losses = (logits - targets).square()
         else:
             losses = F.binary_cross_entropy_with_logits(
                 logits, targets, self.row_weights(labels), reduction="none"
@@ -104,6 +104,16 @@ class Task:
         if self.type == "weighted":
             return "a finite number of at least 0"
         return "a finite number above -1" if self.loss == "log_mse" else "a finite number"
+
+
+def predictions(tasks: Sequence[Task], logits: Tensor) -> Tensor:
+    """Return the predictions of all tasks, ``[B, T]``; without tasks, probabilities ``[B]``."""
+    if not tasks:
+        return logits.sigmoid()
+    import torch
+
+    columns = zip(tasks, logits.unbind(1), strict=True)
+    return torch.stack([task.predictions(each) for task, each in columns], dim=1)
 
 
 def total_loss(tasks: Sequence[Task], logits: Tensor, labels: Tensor) -> Tensor:

@@ -247,7 +247,7 @@ class _Top(nn.Module):
             dense_vector = self.dense_arch(dense)
         else:
             assert self.bias is not None
-            dense_vector = self.bias.expand(len(dense), -1)
+            dense_vector = self.bias.expand(dense.shape[0], -1)
         bags = [*vectors]
         if self.placement.pooled and self.placement.replicated:
             bags[:2] = [torch.cat(bags[:2], dim=1).index_select(1, self.bag_order)]

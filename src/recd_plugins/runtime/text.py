@@ -39,7 +39,12 @@ def shortened(names: Sequence[str], form: Callable[[str], str] = repr) -> str:
 
 def metric_words(name: str) -> str:
     """Return the name of a metric as shown in texts, such as ``test AUC`` for ``test_auc``."""
-    return name.replace("_", " ").replace(".", " ").replace("auc", "AUC")
+    return (
+        name.replace("num_samples", "samples")
+        .replace("_", " ")
+        .replace(".", " ")
+        .replace("auc", "AUC")
+    )
 
 
 def read_bytes(words: str | int) -> int:

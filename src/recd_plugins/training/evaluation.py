@@ -381,6 +381,12 @@ class Validation:
         step = self.curve.steps[-1]
         figures = _figures(measured)
         rows = figures.pop("num_samples")
+        if measured[0] is not None and measured[0].tasks:  # the others are in the run's results
+            figures = {
+                name: value
+                for name, value in figures.items()
+                if name in ("loss", self.metric) or name.endswith((".auc", ".log_loss", ".rmse"))
+            }
         shown = ", ".join(f"{metric_words(name)} {value:.5f}" for name, value in figures.items())
         best = "" if self.curve.best is None else f"; best after step {self.curve.best_step}"
         if self.curve.best_step == step:
