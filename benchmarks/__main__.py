@@ -21,6 +21,7 @@ BENCHMARKS = {
     "logs": "compression of logs sharded by session vs. sharded at random",
     "reader": "rows per second from Parquet to tensors, clustered vs. interleaved",
     "convert": "time to build IKJTs vs. plain KJTs",
+    "balance": "requests of uneven cost, dealt to ranks by cost vs. in order",
     "requests": "training on requests of 38 candidates, with plugins vs. stock TorchRec",
     "flexshard": "FlexShard's row tiers vs. row-wise sharding on 4 x 2 ranks",
     "scars": "SCARS' row cache vs. no cache: host memory traffic, hit rates and time",
