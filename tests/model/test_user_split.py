@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.model import user_split
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import put_poolings
+from recd_plugins.model.user_split import RequestRowsOfBatch
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.request_rows import RequestRows
 
 USER, CANDIDATE = ("user", "country", "region", "seen", "liked"), ("item", "shop", "tags", "rival")
 NAMES = (*USER, *CANDIDATE)
@@ -129,6 +132,7 @@ def test_loss_and_gradients_are_those_of_layers_per_row(
         return logits(*arguments)
 
     monkeypatch.setattr(user_split.UserSplit, "logits", counted)
+    monkeypatch.setitem(user_split._MIN_SAVED, "cpu", 1)
     if padding:
         monkeypatch.setattr(user_split, "_NUM_BUCKETS", 2)
         chosen = user_split.RequestRowsOfBatch.forward
@@ -158,3 +162,15 @@ def test_loss_and_gradients_are_those_of_layers_per_row(
     of_tables = [{name: each[1].pop(name) for name in [*each[1]] if "t_" in name} for each in found]
     torch.testing.assert_close(*found, rtol=0, atol=1e-10)
     torch.testing.assert_close(*of_tables, rtol=0, atol=1e-6)
+
+
+def test_the_split_needs_to_save_more_than_it_costs() -> None:
+    request = RequestRows(torch.arange(64) // 16, torch.arange(4) * 16, tuple("abcdefghijklmnop"))
+    batch = ModelInput(torch.zeros(64, 2), None, torch.zeros(64), request=request)
+    for num_features, splits in ((4, False), (16, True)):
+        choose = RequestRowsOfBatch(ModelSpec(), request.features[:num_features], 2)
+        assert (choose(batch) is request) is splits
+    rare = replace(request, first_rows=torch.arange(64), inverse=torch.arange(64))
+    assert (
+        RequestRowsOfBatch(ModelSpec(), request.features, 2)(replace(batch, request=rare)) is None
+    )

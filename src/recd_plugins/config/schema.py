@@ -476,8 +476,8 @@ class ModelSpec(Spec):
     )
     user_rows: Literal["unique", "all"] = Field(
         default="unique",
-        description="Rows for which layers of user features are computed: unique once per request, "
-        "all for each row. Results differ only by rounding errors.",
+        description="Rows for which layers of user features are computed: unique once per request "
+        "if that saves time, all for each row. Results differ only by rounding errors.",
     )
     multi_task: MultiTaskSpec | None = Field(
         default=None,

@@ -134,7 +134,7 @@ class DLRM(nn.Module):
             self.sequence_pooling = SequencePooling(names, spec.embedding_dim, spec.pool_rows)
         features = placement.pooled + placement.replicated + placement.sequence
         split = spec.user_rows == "unique" and (not tasks or splits_first_layer(spec))
-        self.request_rows = RequestRowsOfBatch(features if split else (), num_dense)
+        self.request_rows = RequestRowsOfBatch(spec, features if split else (), num_dense)
         self.top = _Top(spec, num_dense, placement, bag_order, tasks)
         self.top.graphed = GraphedLoss() if cuda_graphs else None
 

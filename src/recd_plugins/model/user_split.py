@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,16 +21,17 @@ from torchrec.modules.crossnet import LowRankCrossNet, VectorCrossNet
 from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.model.cuda_graph import GraphedLoss
 from recd_plugins.model.multi_task import MultiTaskArch
 from recd_plugins.model.sequence_pooling import PooledSides
 from recd_plugins.sparse.request_rows import RequestRows
 
-# With fewer batch rows per request row, or fewer user vectors, gathers cost more than is saved.
-_MIN_ROWS_PER_REQUEST_ROW = 2
-_MIN_USER_VECTORS = 2
-# The same for the number of dense user features, if there are dense candidate features too.
+# Multiply-adds that the split must save per batch row. The split adds gathers and small operations,
+# and with fewer saved multiply-adds it is slower. Measured on CPU, and estimated for CUDA.
+_MIN_SAVED = {"cpu": 8_192, "cuda": 131_072}
+# Fewer dense user features, beside dense candidate features, cost less than a gather.
 _MIN_DENSE_COLUMNS = 8
 # CUDA graphs need equal shapes in each step, so U is padded to a multiple of B / 32. The padding
 # costs at most 3 % of the layers of batch rows.
@@ -42,24 +44,39 @@ class RequestRowsOfBatch(nn.Module):
     This is a module because FX tracing calls modules instead of tracing them.
 
     Args:
-        features: the interacting features.
+        spec: architecture and sizes of the model.
+        features: the interacting features; empty computes all layers per batch row.
         num_dense: number of dense features.
     """
 
-    def __init__(self, features: Sequence[str], num_dense: int) -> None:
+    def __init__(self, spec: ModelSpec, features: Sequence[str], num_dense: int) -> None:
         super().__init__()
-        self.features, self.num_dense = frozenset(features), num_dense
+        self.spec, self.features, self.num_dense = spec, frozenset(features), num_dense
 
     def forward(self, batch: ModelInput) -> RequestRows | None:
         """Return the request rows of ``batch``, or None to compute all layers per batch row."""
         request, num_rows = batch.request, batch.labels.shape[0]
-        if request is None or num_rows < _MIN_ROWS_PER_REQUEST_ROW * request.num_rows:
+        if request is None or not self.features:
             return None
-        num_user_vectors = len(self.features.intersection(request.features))
-        num_user_vectors += len(request.dense_columns) == self.num_dense
-        if num_user_vectors < _MIN_USER_VECTORS:
+        saved = self._saved(request) * (num_rows - request.num_rows)
+        if saved < _MIN_SAVED["cuda" if batch.labels.is_cuda else "cpu"] * max(1, num_rows):
             return None
         return padded(request) if request.inverse.is_cuda else request
+
+    def _saved(self, request: RequestRows) -> int:
+        """Return the multiply-adds of user layers in the forward pass of one row."""
+        dim, num_dense = self.spec.embedding_dim, len(request.dense_columns)
+        dense_of_user = num_dense == self.num_dense
+        num_vectors = len(self.features.intersection(request.features)) + dense_of_user
+        widths = [num_dense, *self.spec.bottom_mlp, dim] if dense_of_user and num_dense else []
+        bottom = sum(one * other for one, other in pairwise(widths))
+        if self.spec.architecture == "dcn":
+            size = (len(self.features) + 1) * dim
+            rank = self.spec.low_rank_dim or max(1, size // 4)
+            outputs = {"low_rank": rank, "full": size, "vector": 1}[self.spec.cross_net]
+            return bottom + num_vectors * dim * outputs
+        pairs = num_vectors * (num_vectors - 1) // 2
+        return bottom + pairs * dim + (pairs + dense_of_user * dim) * self.spec.top_mlp[0]
 
 
 def padded(request: RequestRows) -> RequestRows:
@@ -128,12 +145,11 @@ class UserSplit:
         column[first, second] = column[second, first] = dim + torch.arange(
             len(first), device=device
         )
-        self._user_pairs, user_columns = _pairs(column, index(user))
-        self._row_pairs, row_columns = _pairs(column, index(rows))
+        self._user_pairs, user_columns = _pairs(column[user][:, user])
+        self._row_pairs, row_columns = _pairs(column[rows][:, user + rows], len(user))
         dense = torch.arange(dim, device=device)
-        mixed = column[index(rows)][:, index(user)].flatten()
         self._user_columns = torch.cat([dense[: dim * self._dense_of_user], user_columns])
-        self._row_columns = torch.cat([dense[dim * self._dense_of_user :], mixed, row_columns])
+        self._row_columns = torch.cat([dense[dim * self._dense_of_user :], row_columns])
 
     def vectors(
         self, request: RequestRows, bags: Sequence[KeyedTensor], pooled: PooledSides | None
@@ -215,13 +231,12 @@ class UserSplit:
         self, request: RequestRows, dense_vector: Tensor, user: Tensor, rows: Tensor
     ) -> _SplitInput:
         """Return the dense vector and the dot products of all pairs of vectors."""
-        of_user, of_rows = [], [torch.bmm(rows, request.expand(user).transpose(1, 2)).flatten(1)]
+        vectors = torch.cat([request.expand(user), rows], dim=1)
+        products = torch.bmm(rows, vectors.transpose(1, 2)).flatten(1)
+        of_user, of_rows = [], [products.index_select(1, self._row_pairs)]
         if len(self._user_pairs):
             products = torch.bmm(user, user.transpose(1, 2)).flatten(1)
-            of_user = [products.index_select(1, self._user_pairs)]
-        if len(self._row_pairs):
-            products = torch.bmm(rows, rows.transpose(1, 2)).flatten(1)
-            of_rows.append(products.index_select(1, self._row_pairs))
+            of_user.append(products.index_select(1, self._user_pairs))
         (of_user if self._dense_of_user else of_rows).insert(0, dense_vector)
         first = torch.cat(of_user, dim=1) if of_user else user.new_empty(len(user), 0)
         columns = self._user_columns, self._row_columns
@@ -307,8 +322,12 @@ def _cat(vectors: Sequence[Tensor], num_rows: int, like: Tensor) -> Tensor:
     return torch.cat([*vectors], 1) if vectors else like.new_empty(num_rows, 0, like.shape[1])
 
 
-def _pairs(column: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pairs of F vectors in their ``[F * F]`` products, and the ``column`` of each."""
-    num = len(positions)
-    first, second = torch.triu_indices(num, num, offset=1, device=positions.device)
-    return first * num + second, column[positions[first], positions[second]]
+def _pairs(column: Tensor, num_user: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the positions of pairs in the flattened products, and the ``column`` of each pair.
+
+    The products are those of F vectors with ``num_user`` others and themselves, so ``column`` is
+    ``[F, num_user + F]``. Pairs occur once.
+    """
+    once = torch.ones_like(column, dtype=torch.bool)
+    once[:, num_user:] = once[:, num_user:].triu(1)
+    return once.flatten().nonzero().flatten(), column[once]
