@@ -23,7 +23,7 @@ class LabelOptions(PluginOptions):
     """One label of several: its column, type, weight and loss."""
 
     name: str = Field(pattern=r"^\w+$", description="Name of the label in metrics and score files.")
-    column: str = Field(description="Column of the label. Default: the name.")
+    column: str = Field(default="", description="Column of the label; empty means the name.")
     type: tasks.TaskType = Field(
         default="binary",
         description="binary: 0 or 1. regression: a number. weighted: 0 or 1, where the loss of a "
@@ -62,7 +62,7 @@ class LabelOptions(PluginOptions):
         if isinstance(given, dict):
             given = dict(given)
             name, column = given.get("name"), given.get("column")
-            given["column"] = name if column is None else column
+            given["column"] = column or name
             if name is None and isinstance(column, str):
                 given["name"] = feature_name(column)
         return given

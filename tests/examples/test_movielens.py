@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from tests import forked
 
@@ -103,6 +105,27 @@ def test_movielens_100k_is_learned(tmp_path, movielens):
     assert report["test"]["num_samples"] == 10_000
     assert report["test"]["auc"] > 0.6
     assert report["test"]["normalized_entropy"] < 1
+
+
+def test_one_model_of_two_labels_is_as_good_as_two_models(tmp_path, movielens, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLE)
+    two_labels = import_module("two_labels")
+    settings = ["training.batch_size=2048", "training.validation=null"]
+    found = two_labels.compare(movielens, tmp_path / "out", settings, "shared")
+    assert [*found] == [*two_labels.MODELS]
+    both, liked, rating = found.values()
+    assert both["num_samples"] == liked["num_samples"] == rating["num_samples"] == 10_000
+    assert both["liked.auc"] > liked["liked.auc"] - 0.02
+    assert both["rating.rmse"] < rating["rating.rmse"] + 0.02
+    assert all(name in two_labels.table(found) for name in two_labels.FIGURES)
+    scores = tmp_path / "scores.parquet"
+    command = [forked.RECD, "predict", str(tmp_path / "out/runs/1"), str(movielens), "-o"]
+    assert forked.run([*command, str(scores)], cwd=tmp_path).returncode == 0
+    predicted = pq.read_table(scores)
+    assert predicted.num_rows == 100_000
+    stars = predicted["score_rating"].to_numpy()
+    assert 3 < stars.mean() < 4
+    assert np.corrcoef(stars, predicted["score_liked"].to_numpy())[0, 1] > 0.7
 
 
 def test_without_the_file_it_says_where_to_get_it(registry):

@@ -15,6 +15,7 @@ from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import ModelSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
+from recd_plugins.interfaces.tasks import Task
 from recd_plugins.model import user_split
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import put_poolings
@@ -110,6 +111,8 @@ CASES = [
     (ARCHITECTURES[0], (3, 0), Placement((), (), ("seen", "liked")), USER),  # no candidates
     (ARCHITECTURES[1], (2, 1), Placement(("item",), (), ("liked", "seen")), ("liked", "seen")),
     (ARCHITECTURES[0], (0, 2), Placement(("user", "country")), USER),
+    ({"top_mlp": [9], "multi_task": {}}, (1, 2), PLACEMENT, USER),
+    ({"architecture": "dcn", "multi_task": {"kind": "ple"}}, (1, 2), PLACEMENT, USER),
 ]
 
 
@@ -147,13 +150,17 @@ def test_loss_and_gradients_are_those_of_layers_per_row(
         spec = ModelSpec.model_validate(
             {"embedding_dim": 4, "num_embeddings": 9, "user_rows": user_rows, **options}
         )
-        model = DLRM(spec, sum(dense), placement)
+        tasks = (Task("a"), Task("b", "regression", loss="mse")) if spec.multi_task else ()
+        model = DLRM(spec, sum(dense), placement, tasks=tasks)
         if placement.sequence:
             put_poolings(registry, model)
         in_float64(model)
         losses = []
         for _ in range(2):
-            loss, (_, predicted, _) = model(batch(placement, dense, user))
+            given = batch(placement, dense, user)
+            if tasks:
+                given = replace(given, labels=torch.stack([given.labels] * 2, dim=1))
+            loss, (_, predicted, _) = model(given)
             loss.backward()
             losses += [loss.detach(), predicted]
         gradients = {name: each.grad for name, each in model.named_parameters()}

@@ -78,7 +78,13 @@ def test_from_a_table_to_scores(
     assert run["test"]["stars.num_samples"] < run["test"]["num_samples"]
     assert run["train"]["stars.r2"] > 0
     assert list(run["calibration_bins"]) == ["click", "good", "watch"]
-    recd("run", "my.yaml", "training.validation.metric=good.auc", "training.epochs=1")
+    recd(
+        "run",
+        "my.yaml",
+        "training.validation.metric=good.auc",
+        "training.epochs=1",
+        "training.ranks=2",
+    )
 
     recd("evaluate", "my.yaml", "--run", 1, "--json", "quality.json", "--by", "item")
     quality = json.loads(Path("quality.json").read_text())
