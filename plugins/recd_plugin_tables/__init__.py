@@ -22,6 +22,13 @@ def register_plugins() -> Sequence[type[Plugin]]:
 
 
 @hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_tables.histories.command import histories
+
+    cli.add_command(histories)
+
+
+@hookimpl
 def register_starts() -> Sequence[click.Command]:
     from recd_plugin_tables.start.command import init
 

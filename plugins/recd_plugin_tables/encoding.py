@@ -32,7 +32,8 @@ def encodings(
 
     Args:
         options: options of the dataset.
-        types: Arrow type of each column in the training table.
+        types: Arrow type of each column in the training table, and of each history with option
+            ``store``.
         widths: list length of each ``numbers`` feature, keyed by feature name.
     """
     found = []
@@ -55,8 +56,13 @@ def encodings(
     by_column = {each["column"]: each for each in found}
     for name, history in options.histories.items():
         more = {"feature": name, "column": name, "kind": "ids", "max_length": history.last}
-        found.append({**by_column[history.of], **more, "missing": "empty"})
+        items = _ids(_ITEM, _element(types[name])) if history.of is None else by_column[history.of]
+        found.append({**items, **more, "missing": "empty"})
     return found
+
+
+#: Options of the item columns of a store of events.
+_ITEM = ColumnOptions.model_validate({"as": "id", "missing": "drop"})
 
 
 def _ids(use: ColumnOptions, kind: pa.DataType) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from recd_plugin_tables.converter import OnNan
+from recd_plugin_tables.histories.options import HistoryOptions, stored_problems
 from recd_plugin_tables.kinds import Columns, is_text
 from recd_plugin_tables.labels import Labels, label_problems, with_one_label
 from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
-from recd_plugin_tables.spill import HistoryOptions, SplitOptions
+from recd_plugin_tables.spill import SplitOptions
 from recd_plugins.api import PluginOptions, Split, file_utils, readers, text_utils
 
 # An import of another version is rebuilt.
@@ -51,8 +52,8 @@ class ImportOptions(PluginOptions):
     )
     histories: dict[str, HistoryOptions] = Field(
         default={},
-        description="For a log without a label: history features to build, by name. A "
-        "history lists the ids of a column in earlier rows of the session.",
+        description="History features, by name: ids of a column in earlier rows of the session, "
+        "for a log without a label, or earlier events of the user in a store.",
     )
     on_nan: OnNan = Field(
         default="error",
@@ -83,6 +84,16 @@ class ImportOptions(PluginOptions):
         """Names of the splits of the import."""
         return ("train",) if self.split is None else self.split.names
 
+    @property
+    def built_histories(self) -> dict[str, HistoryOptions]:
+        """Histories that the import builds from the table."""
+        return {name: each for name, each in self.histories.items() if each.store is None}
+
+    @property
+    def stored_histories(self) -> dict[str, HistoryOptions]:
+        """Histories that the dataset reads from stores of events."""
+        return {name: each for name, each in self.histories.items() if each.store is not None}
+
     @model_validator(mode="before")
     @classmethod
     def _one_label(cls, given: Any) -> Any:
@@ -102,9 +113,11 @@ class ImportOptions(PluginOptions):
                 f"split: {{by: {by}}} needs a column with role {by!r}, but option 'columns' has "
                 "none. Set this role for a column, or set by: row"
             )
-        for name, history in self.histories.items():
+        if problems := ". ".join(stored_problems(self.stored_histories, self.columns)):
+            raise ValueError(problems)
+        for name, history in self.built_histories.items():
             where = f"histories.{name}"
-            items = self.columns.get(history.of)
+            items = self.columns.get(str(history.of))
             if items is None or items.feature != "id":
                 raise ValueError(
                     f"{where}.of: {history.of!r} is not a column with role 'id'. Use a column with "
@@ -220,6 +233,10 @@ class ImportNote:
         return lines + self.time_leak(self.times.get("test"))
 
 
+def _as_json(histories: Mapping[str, HistoryOptions]) -> dict[str, Any]:
+    return {name: each.model_dump(mode="json") for name, each in histories.items()}
+
+
 def _counts(by_column: Mapping[str, int]) -> str:
     return text_utils.shortened(
         [f"{count:,} in {name!r}" for name, count in by_column.items()], str
@@ -295,7 +312,8 @@ class ImportPlace:
         return {
             "location": location if "://" in location else str(Path(self.path).resolve()),
             "source": self.source.identity(),
-            "options": self.options.model_dump(mode="json", by_alias=True, include=options),
+            "options": self.options.model_dump(mode="json", by_alias=True, include=options)
+            | {"histories": _as_json(self.options.built_histories)},
             "widths": self.widths,
             "scoring": self.scoring,
             "texts": self._texts,

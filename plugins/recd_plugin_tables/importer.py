@@ -54,8 +54,8 @@ class _Importer:
         self._plan = plan = place.plan()
         features = {use.leaf.name: use.name for use in plan.features}
         self._histories = {
-            name: each.model_copy(update={"of": features[each.of]})
-            for name, each in self._options.histories.items()
+            name: each.model_copy(update={"of": features[str(each.of)]})
+            for name, each in self._options.built_histories.items()
         }
         grouped = plan.session or plan.request or plan.explode
         self._clustered = self._options.order == "session" and bool(grouped)

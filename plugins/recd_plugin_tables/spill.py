@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from recd_plugin_tables.histories.options import HistoryOptions
 from recd_plugin_tables.kinds import Unit, list_parts
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values import Cells, microseconds, mixed
@@ -88,7 +89,7 @@ class Spill:
             order = _sorted(table, self._order)
             histories = None
             if self._histories:
-                used = [SESSION, TIME, ROW, *(each.of for each in self._histories.values())]
+                used = [SESSION, TIME, ROW, *(str(each.of) for each in self._histories.values())]
                 in_order = table.select(dict.fromkeys(used)).take(pa.array(order))
                 histories = Histories(in_order, self._histories)
             for start in range(0, len(order), _ROWS):
@@ -138,21 +139,6 @@ def _order_of(sessions: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
     return mixed(sessions.to_numpy())
 
 
-class HistoryOptions(PluginOptions):
-    """A feature that lists the ids of a column in earlier rows of the session."""
-
-    of: str = Field(description="Column of the ids. Must have the role id in columns.")
-    last: PositiveInt = Field(
-        default=50, description="Maximum number of rows; the latest are kept."
-    )
-    ties: Literal["apart", "stored"] = Field(
-        default="apart",
-        description="Handling of session rows with equal times. apart: neither row "
-        "appears in the other's history. stored: the row that is first in the"
-        " table counts as earlier.",
-    )
-
-
 class Histories:
     """Builds history features from ``rows``: complete sessions, sorted by session and time."""
 
@@ -163,7 +149,7 @@ class Histories:
         later = {"apart": _changes(time), "stored": _changes(row)}
         self._spans: dict[str, tuple[pa.Array, NDArray[np.int32], NDArray[np.int32]]] = {}
         for name, option in options.items():
-            offsets, ids, _ = list_parts(rows[option.of].combine_chunks())
+            offsets, ids, _ = list_parts(rows[str(option.of)].combine_chunks())
             stops = _last_true(new_session | later[option.ties])
             starts = np.maximum(_last_true(new_session), stops - option.last)
             self._spans[name] = ids, offsets[starts], offsets[stops]
@@ -171,13 +157,20 @@ class Histories:
     def add_to(self, rows: pa.Table, first: int) -> pa.Table:
         """Return ``rows``, a slice of all rows from index ``first``, with history columns."""
         for name, (ids, starts, stops) in self._spans.items():
-            begin, end = (each[first : first + len(rows)] for each in (starts, stops))
-            lengths = end - begin
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            places = np.repeat(begin - offsets[:-1], lengths) + np.arange(offsets[-1])
+            offsets, places = ranges(*(each[first : first + len(rows)] for each in (starts, stops)))
             lists = pa.ListArray.from_arrays(pa.array(offsets), ids.take(pa.array(places)))
             rows = rows.append_column(name, lists)
         return rows
+
+
+def ranges(
+    starts: NDArray[Any], stops: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return offsets of lists, int32 ``[B + 1]``, and the concatenated indices of B ranges."""
+    lengths = stops - starts
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return offsets, places.astype(np.int64)
 
 
 def _changes(values: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,6 +49,9 @@ from recd_plugins.api import (
     parquet,
     readers,
 )
+
+if TYPE_CHECKING:
+    from recd_plugin_tables.histories.windows import StoredHistories
 
 # Columns that score files always have.
 _OF_SCORES = frozenset({"row", "candidate", "score"})
@@ -112,6 +115,11 @@ class Table(Dataset):
         if not self._told and lines:
             print(*lines, sep="\n", file=sys.stderr)
         self._told = True
+        if (stored := self._stored) is not None:
+            known = {leaf.name: sort_of(leaf.type) for leaf in self._leaves()}
+            pairs = (pair for each, _ in places for pair in each.note.times.values())
+            times = [time for pair in pairs for time in pair]
+            stored.check(known, times or [0], self.options.path)
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
         """Return option paths and error texts, if the options do not match the table's columns."""
@@ -130,7 +138,8 @@ class Table(Dataset):
         return ()
 
     def identity(self) -> dict[str, Any]:
-        return {split: self._table_of(split).contents() for split in self.splits()}
+        found: dict[str, Any] = {split: self._table_of(split).contents() for split in self.splits()}
+        return found if self._stored is None else found | {"histories": self._stored.contents()}
 
     def schema(self) -> FeatureSchema:
         """Return the feature schema, in the order of option ``columns``, followed by histories."""
@@ -165,7 +174,7 @@ class Table(Dataset):
         return (*self.options.split_names, *(("test",) if separate else ()))
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        return self._reader(self._columns(split), rank, world_size, batch_size, split)
+        return self._reader(self._columns(), rank, world_size, batch_size, split)
 
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
@@ -174,7 +183,7 @@ class Table(Dataset):
             return super().session_reader(
                 rank=rank, world_size=world_size, batch_size=batch_size, split=split
             )
-        columns = self._columns(split, SESSION)
+        columns = self._columns(SESSION)
         return self._reader(columns, rank, world_size, batch_size, split)
 
     def label_mean(self) -> float | None:
@@ -218,9 +227,9 @@ class Table(Dataset):
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         table = self._table_of(split)
         session = (SESSION, TIME) if self.session_keys() is not None else ()
-        columns = self._columns(split, *session, *self.keys())
+        columns = self._columns(*session, *self.keys())
         pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
-        return self._named(split, table.read(pieces, columns))
+        return self._read(split, pieces, columns)
 
     def storage(self) -> Storage:
         return self.options.source.storage
@@ -264,6 +273,9 @@ class Table(Dataset):
             for name, use in self.options.columns.items()
         }
         types |= {leaf.name: leaf.type for leaf in trained._leaves()}
+        types |= {
+            name: type_of_sort(known.get(name, "numbers")) for name in self.options.stored_histories
+        }
         found = encodings(self.options, types, trained.widths)
         try:
             empty_is_null = trained._place.source.empty_is_null
@@ -308,8 +320,10 @@ class Table(Dataset):
                 keys = None if group is None else leaf_array(rows[group.path[0]], group)
                 of_candidate = not grouped and (keys is None or not is_constant(keys, values))
             (own if of_candidate else shared)[name] = json_value(values.drop_null()[:1])
-        for name, history in trained.options.histories.items():
-            shared[name] = [({**shared, **own})[history.of]]
+        for name, history in trained.options.built_histories.items():
+            shared[name] = [({**shared, **own})[str(history.of)]]
+        if trained._stored is not None:
+            shared |= {name: [each.sample] for name, each in trained._stored.items().items()}
         return shared, own
 
     def _columns_with_gaps(self) -> set[str]:
@@ -401,7 +415,10 @@ class Table(Dataset):
     def kinds(self) -> dict[str, str]:
         """Return a dict from feature to type category (``sort_of``); {} without the table."""
         compared = [leaf for leaf in self._leaves() if self._is_compared(leaf.name)]
-        return {leaf.name: sort_of(leaf.type) for leaf in compared}
+        found = {leaf.name: sort_of(leaf.type) for leaf in compared}
+        if found and self._stored is not None:
+            found |= {name: item.kind for name, item in self._stored.items().items()}
+        return found
 
     def _is_compared(self, leaf: str) -> bool:
         use = self.options.columns.get(leaf)
@@ -454,16 +471,37 @@ class Table(Dataset):
             origins = tuple(replace(origin, named=named) for origin in each.origins)
             yield replace(each, origins=origins)
 
-    def _columns(self, split: Split, *keys: str) -> pa.Schema:
-        schema, stored = self.schema(), self._table_of(split).schema
-        names = dict.fromkeys([*schema.sparse, *schema.dense, *schema.labels, *keys])
-        return pa.schema([stored.field(name) for name in names])
+    def _columns(self, *keys: str) -> list[str]:
+        schema = self.schema()
+        return list(dict.fromkeys([*schema.sparse, *schema.dense, *schema.labels, *keys]))
+
+    @cached_property
+    def _stored(self) -> StoredHistories | None:
+        if not self.options.stored_histories:
+            return None
+        from recd_plugin_tables.histories.windows import StoredHistories
+
+        return StoredHistories(self.options)
+
+    def _read(
+        self, split: Split, pieces: Iterator[readers.Piece], columns: Sequence[str]
+    ) -> Generator[Rows, None, None]:
+        table, stored = self._table_of(split), self._stored
+        late = self.options.stored_histories
+        keys = () if stored is None else stored.keys
+        names = dict.fromkeys([*(name for name in columns if name not in late), *keys])
+        schema = pa.schema([table.schema.field(name) for name in names])
+        rows = self._named(split, table.read(pieces, schema))
+        return rows if stored is None else stored.add(rows, columns)
 
     def _reader(
-        self, columns: pa.Schema, rank: int, world_size: int, batch_size: int, split: Split
+        self, columns: Sequence[str], rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
         table = self._table_of(split)
         options = self.options
+        data = {"split": split, "files": readers.digest(table.identity())}
+        if self._stored is not None:
+            data["histories"] = readers.digest(self._stored.contents())
         return readers.PlannedReader(
             readers.ReadPlan(
                 table.units,
@@ -471,8 +509,8 @@ class Table(Dataset):
                 shuffle=options.shuffle and split == "train",
                 seed=options.seed,
             ),
-            lambda pieces: self._named(split, table.read(pieces, columns)),
-            data={"split": split, "files": readers.digest(table.identity())},
+            lambda pieces: self._read(split, pieces, columns),
+            data=data,
             what=f"{options.path} ({split})",
             rank=rank,
             world_size=world_size,

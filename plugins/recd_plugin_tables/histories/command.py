@@ -1,0 +1,123 @@
+"""``recd histories build EVENTS OUT``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from recd_plugin_tables.kinds import Role, Unit
+from recd_plugins.api import DataError, cli_options, progress_bars
+
+if TYPE_CHECKING:
+    from recd_plugin_tables.histories.build import EventColumns
+    from recd_plugin_tables.sources import Source
+
+
+@click.group()
+def histories() -> None:
+    """Store event logs, from which training rows read their histories."""
+
+
+@histories.command()
+@click.argument("events", metavar="EVENTS")
+@click.argument("output", type=cli_options.OUTPUT, metavar="OUT")
+@click.option("--user", metavar="COLUMN", help="Column of the user.")
+@click.option("--time", metavar="COLUMN", help="Column of the time.")
+@click.option("--unit", type=click.Choice(get_args(Unit)), help="Unit of a numeric time.")
+@click.option("--items", metavar="COLUMN[,COLUMN]", help="Columns of the ids to store.")
+@click.option("--format", "format_name", metavar="NAME", help="Format of EVENTS.")
+@click.option(
+    "--header", metavar="NAMES", help="Column names of a text file without a header line: a,b,c."
+)
+@click.option("--separator", metavar="CHARACTER", help="Column separator of text files.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is such a store.")
+def build(
+    events: str,
+    output: Path,
+    user: str | None,
+    time: str | None,
+    unit: Unit | None,
+    items: str | None,
+    format_name: str | None,
+    header: str | None,
+    separator: str | None,
+    force: bool,
+) -> None:
+    """Write each user's events once, sorted by user and time, to the Parquet file OUT.
+
+    EVENTS is a table in any format of recd init TABLE. Columns that are not given are guessed from
+    their names, types and values. Option histories of dataset tables.table reads OUT.
+
+    \b
+    recd histories build clicks.parquet clicks.events.parquet --items item,category
+    """
+    from recd_plugin_tables.histories.build import build_store
+    from recd_plugin_tables.sources import SourceOptions, open_source
+
+    given = {
+        "format": format_name,
+        "header": header and [name.strip() for name in header.split(",")],
+        "separator": separator,
+    }
+    options = SourceOptions.model_validate({name: each for name, each in given.items() if each})
+    source = open_source(events, options)
+    names = tuple(name.strip() for name in items.split(",")) if items else ()
+    columns = event_columns(source, user, time, names, unit)
+    cli_options.check_output(output, force, columns.user, columns.time, *columns.items)
+    with progress_bars.row_progress(f"sorting {source.location}", source.num_rows) as advance:
+        stored, left_out = build_store(source, output, columns, advance)
+    click.echo(
+        f"{output}: {stored:,} events, {output.stat().st_size / 1e6:.1f} MB; user "
+        f"{columns.user!r}, time {columns.time!r}{f' ({columns.unit})' if columns.unit else ''}, "
+        f"items {', '.join(map(repr, columns.items))}"
+    )
+    if left_out:
+        click.echo(f"  {left_out:,} events were left out, because a value is missing.")
+    click.echo(
+        "To read histories from it, add to dataset.options of tables.table:\n"
+        f"  histories: {{clicks: {{store: {output}, last: 50}}}}"
+    )
+
+
+def event_columns(
+    source: Source,
+    user: str | None = None,
+    time: str | None = None,
+    items: tuple[str, ...] = (),
+    unit: Unit | None = None,
+) -> EventColumns:
+    """Return the columns of an event log, guessing those that are not given.
+
+    Raises:
+        DataError: a column does not exist or cannot be guessed.
+    """
+    from recd_plugin_tables.histories.build import EventColumns
+    from recd_plugin_tables.start.guess import Wanted, guess
+    from recd_plugin_tables.start.names import USER, named_so
+    from recd_plugin_tables.start.survey import survey
+
+    found = survey(source, ())
+    user = user or named_so(list(found.seen), USER, "session")
+    roles: dict[str, tuple[Role, ...]] = dict.fromkeys(items, ("id",))
+    guesses = guess(found, Wanted(session=user, time=time, implicit=True, roles=roles))
+    chosen = {"user": guesses.the("session"), "time": guesses.the("time")}
+    for option, column in chosen.items():
+        if column is None:
+            raise DataError(
+                f"{source.location}: no column was recognized as the {option} of an event. Name it "
+                f"with --{option} COLUMN."
+            )
+    if not items:
+        if guesses.item is None:
+            raise DataError(
+                f"{source.location}: no column was recognized as the item of an event. Name it "
+                "with --items COLUMN."
+            )
+        items = (guesses.item.name,)
+    of_user, of_time = (each.seen for each in chosen.values() if each is not None)
+    is_number = of_time.largest is not None
+    return EventColumns(
+        of_user.leaf.name, of_time.leaf.name, items, (unit or of_time.unit) if is_number else None
+    )

@@ -1,0 +1,109 @@
+"""Option ``histories`` of ``tables.table``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_serializer, model_validator
+
+from recd_plugin_tables.kinds import ColumnOptions, Role, feature_name
+from recd_plugin_tables.plan import REQUEST, SESSION
+from recd_plugins.api import PluginOptions
+
+
+class HistoryOptions(PluginOptions):
+    """A feature that lists ids of earlier events of the row's session or user."""
+
+    of: str | None = Field(
+        default=None,
+        description="Build the history from earlier rows of the session: column of the ids. Must "
+        "have the role id in columns.",
+    )
+    store: Path | None = Field(
+        default=None,
+        description="Read the history from this file of recd histories build: the events of the "
+        "row's user strictly before the row's time. Replaces of.",
+    )
+    user: str | None = Field(
+        default=None,
+        description="For store: column of the user, with role id, session or request. Default: the "
+        "session column.",
+    )
+    time: str | None = Field(
+        default=None, description="For store: time column of the rows. Default: the time column."
+    )
+    item: str | None = Field(
+        default=None, description="For store: item column of the store. Default: its first one."
+    )
+    last: PositiveInt = Field(
+        default=50, description="Maximum number of rows or events; the latest are kept."
+    )
+    ties: Literal["apart", "stored"] = Field(
+        default="apart",
+        description="Handling of session rows with equal times. apart: neither row "
+        "appears in the other's history. stored: the row that is first in the"
+        " table counts as earlier.",
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.of is None) == (self.store is None):
+            raise ValueError(
+                "a history needs either of (a column of this table) or store (a file of recd "
+                "histories build). Set one of these options"
+            )
+        only = [name for name in ("user", "time", "item") if getattr(self, name) is not None]
+        if self.store is None and only:
+            raise ValueError(f"option {only[0]!r} needs option store. Remove one of them")
+        if self.store is not None and self.ties == "stored":
+            raise ValueError(
+                "ties: stored does not apply to a store, which returns only events before the "
+                "row's time. Remove option ties"
+            )
+        return self
+
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        if self.store is None:
+            return {name: given[name] for name in ("of", "last", "ties")}
+        return {name: given[name] for name in ("store", "user", "time", "item", "last")}
+
+    def user_column(self, columns: Mapping[str, ColumnOptions]) -> str | None:
+        """Return the column of the user, by default the session or else the request column."""
+        return self.user or _with_role(columns, "session") or _with_role(columns, "request")
+
+
+def key_of_user(column: str, use: ColumnOptions) -> str:
+    """Return the column of an import that has the user ids of column ``column``."""
+    if "session" in use.roles:
+        return SESSION
+    return REQUEST if "request" in use.roles else use.name or feature_name(column)
+
+
+def stored_problems(
+    histories: Mapping[str, HistoryOptions], columns: Mapping[str, ColumnOptions]
+) -> Iterator[str]:
+    """Yield an error text for each history with a store whose columns do not fit."""
+    time = _with_role(columns, "time")
+    for name, history in histories.items():
+        user = history.user_column(columns)
+        if user is None:
+            yield f"histories.{name}: no column identifies the user. Set option user"
+        elif user not in columns or not {"id", "session", "request"} & {*columns[user].roles}:
+            yield (
+                f"histories.{name}.user: {user!r} is not a column with role 'id', 'session' or "
+                "'request'. Give it one of these roles in columns"
+            )
+        if time is None or history.time not in (None, time):
+            yield (
+                f"histories.{name}.time: {history.time or 'the table'!r} "
+                f"{'is not' if history.time else 'has no'} column with role 'time'. Set this role "
+                "in columns"
+            )
+
+
+def _with_role(columns: Mapping[str, ColumnOptions], role: Role) -> str | None:
+    return next((name for name, use in columns.items() if role in use.roles), None)
