@@ -56,6 +56,7 @@ SLOW = (
     "training/test_checkpoint.py",
     "training/test_finite.py",
     "model/test_dcn_run.py",
+    "model/test_user_split.py::test_it_runs_on_cuda",
     "model/test_plugin.py::test_its_tables",
     "model/test_plugin.py::test_a_run_goes_on",
     "model/test_plugin.py::test_it_trains",

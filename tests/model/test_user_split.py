@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from recd_plugins.model import user_split
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.model.user_split import RequestRowsOfBatch
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.request_rows import RequestRows
+from recd_plugins.testing.fake_cuda import fake_cuda
 
 USER, CANDIDATE = ("user", "country", "region", "seen", "liked"), ("item", "shop", "tags", "rival")
 NAMES = (*USER, *CANDIDATE)
@@ -181,3 +184,33 @@ def test_the_split_needs_to_save_more_than_it_costs() -> None:
     assert (
         RequestRowsOfBatch(ModelSpec(), request.features, 2)(replace(batch, request=rare)) is None
     )
+
+
+def check_on_cuda(_rank: int, _world_size: int, path: Path) -> None:
+    user_split._MIN_SAVED["cuda"] = 0
+    registry, split = load_registry(path), Mock(wraps=user_split.UserSplit)
+
+    def trained(user_rows: str, device: torch.device) -> list[float]:
+        torch.manual_seed(0)
+        options = {"embedding_dim": 4, "num_embeddings": 9, "user_rows": user_rows}
+        model = DLRM(ModelSpec.model_validate(options), 2, PLACEMENT)
+        put_poolings(registry, model)
+        model.to(device)
+        results: list[float] = []
+        for _ in range(3):  # the third step replays a CUDA graph
+            rows = batch(PLACEMENT, (0, 2), USER)
+            of_rows = rows.dense_features.float(), rows.labels.float()
+            rows = replace(rows, dense_features=of_rows[0], labels=of_rows[1]).to(device)
+            loss, (_, logits, _) = model(rows)
+            loss.backward()
+            results += [float(loss.detach()), *logits.tolist()]
+        return results + [float(each.grad.sum()) for each in model.parameters()]
+
+    with fake_cuda() as device, patch("recd_plugins.model.dlrm.UserSplit", split):
+        found = trained("unique", device)
+    assert found == pytest.approx(trained("all", torch.device("cpu")), abs=1e-5)
+    split.assert_called_once()
+
+
+def test_it_runs_on_cuda(registry: RunConfig) -> None:
+    launch(check_on_cuda, 1, registry.path)
