@@ -18,13 +18,13 @@ from ruamel.yaml import YAML
 
 from recd_plugins.config import RunConfig, TrainingSpec
 from recd_plugins.config.device import choose_device, device_of_rank
-from recd_plugins.config.run_config import check_dataset
+from recd_plugins.config.run_config import check_dataset, feature_steps
 from recd_plugins.data.loader import check_ingestion
 from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import TopologySpec, machine_of, read_topology
 from recd_plugins.runtime.activity import doing
-from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.errors import DataError, RecdError, RegistryError
 from recd_plugins.runtime.files import write_text
 from recd_plugins.runtime.launch import (
     backend_for,
@@ -223,7 +223,16 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
         with passed_on(()):  # no ranks yet: a signal stops the preparation cleanly
             check_dataset(registry)
             dataset = wrapped_dataset(registry)
-            dataset.prepare()
+            try:
+                dataset.prepare()
+            except DataError as error:
+                # A changed role of a column can also cause problems in other sections.
+                try:
+                    feature_steps(registry, dataset.schema())
+                except RegistryError as others:
+                    problem = registry.problem(("dataset",), str(error))
+                    raise RegistryError([problem, *others.problems]) from error
+                raise
             size = registry.training.batch_size
             for split in splits_of(registry):
                 # Evaluation also reads rows that do not fill a batch.
