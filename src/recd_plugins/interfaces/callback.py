@@ -101,7 +101,8 @@ class Quality:
         log_loss: mean over samples, in nats.
         calibration: sum of predictions divided by sum of labels; 0 without positive labels.
         tasks: quality of each task in multi-task training, by name. Then the fields of one label
-            are NaN, and ``loss`` is the weighted sum of the tasks' losses.
+            are NaN.
+        loss: weighted sum of the tasks' losses; None without tasks.
         bins: number of rows, mean prediction and mean label of up to 10 groups of rows with
             similar predictions, in ascending order of predictions.
     """
@@ -113,7 +114,7 @@ class Quality:
     calibration: float = math.nan
     bins: tuple[tuple[int, float, float], ...] = ()
     tasks: Mapping[str, Quality | RegressionQuality] = field(default_factory=dict)
-    loss: float = math.nan
+    loss: float | None = None
 
     def figures(self) -> dict[str, Any]:
         """Return a dict from metric name to its value, without the bins.
