@@ -79,7 +79,6 @@ def test_only_packages_are_imported_that_the_file_names(site: Site) -> None:
 
 
 BROKEN = [
-    (PLUGIN.replace('{name}.keep"', 'keep"'), "the plugin name 'keep' of"),
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
     (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", f"needs version {API_VERSION + 1} of recd"),
     (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),

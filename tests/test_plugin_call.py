@@ -24,7 +24,6 @@ class Bad(DatasetWrapper):
     def fail(self, method):
         if method == self.options.at: {}[method]
     def prepare(self): self.fail("prepare"); super().prepare()
-    def texts(self, feature): self.fail("texts"); return super().texts(feature)
     def reader(self, **given):
         self.fail("reader")
         return self.inner.reader(**given)
@@ -72,7 +71,6 @@ def failing_at(folder: Path, method: str) -> Path:
     ("method", "arguments"),
     [
         ("prepare", {}),
-        ("texts", {"feature": "user"}),
         ("reader", ARGUMENTS),
         ("session_reader", ARGUMENTS),
     ],

@@ -79,8 +79,8 @@ def _unique_ids(rank: int, world_size: int) -> None:
     with fake_cuda() as device:
         found = unique_ids(ids.to(device), [3, 2])
         assert found.ids.device == found.inverse.device == device
-        assert (found.ids.tolist(), found.counts) == ([3, 7, 5], [2, 1])
-        assert found.inverse.tolist() == [1, 0, 1, 0, 0]
+        assert (found.ids.tolist(), found.counts, found.first) == ([3, 7, 5], [2, 1], [0, 2])
+        assert found.inverse.tolist() == [1, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
