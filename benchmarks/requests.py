@@ -1,24 +1,50 @@
-"""Training on ranking requests with candidates and histories, compared to stock TorchRec."""
+"""Training on ranking requests with candidates and histories, compared to stock TorchRec.
+
+Trains the built-in DLRM with mean pooling, and with two layers of target attention over histories
+of 200 items.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks._measure import Findings, Size
+import torch
+
+from benchmarks._measure import Figure, Findings, Size, from_every_rank, lower
+from benchmarks._ranks import RankTrainer, first_batches, start_rank
 from benchmarks._request_table import CANDIDATES, HISTORY, write_requests
 from benchmarks._stock import RANKS, SIZES, figures_over_stock
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.runtime.launch import launch
+from recd_plugins.training.measurement import StepProfile
+from recd_plugins.training.sharded_model import Variant, build_sharded_model
+
+_LONG_HISTORY, _LAYERS = 200, 2
+_MEAN = "{use: recd.mean, features: [history]}"
+_TARGET_ATTENTION = (
+    "{use: recd.target_attention, features: [history], "
+    f"options: {{target: shown_item_id, layers: {_LAYERS}}}}}"
+)
 
 
 def run(size: Size) -> Findings:
-    """Train pairs of runs, stock and with plugins, with the registry that ``recd init`` writes."""
+    """Train pairs of runs, stock and with plugins, with registries that ``recd init`` writes."""
     steps, pairs, batch_size = SIZES[size]
+    rows = (steps + 2) * batch_size * RANKS
     with tempfile.TemporaryDirectory() as name:
-        registry = write_requests(Path(name), (steps + 2) * batch_size * RANKS)
+        folders = Path(name, "mean"), Path(name, "attention")
+        for folder in folders:
+            folder.mkdir()
+        plain = write_requests(folders[0], rows)
+        attention = write_requests(folders[1], rows, _LONG_HISTORY)
+        text = attention.read_text(encoding="utf-8")
+        assert _MEAN in text, "recd init writes this pooling"
+        attention.write_text(text.replace(_MEAN, _TARGET_ATTENTION), encoding="utf-8")
         settings = [
             # Use a fixed sharding, so that only deduplication differs.
             "sharding[0].use=torchrec.planner",
-            f"dataset.options.cache={name}",
             f"training.batch_size={batch_size}",
             f"training.ranks={RANKS}",
             f"training.steps={steps}",
@@ -26,9 +52,60 @@ def run(size: Size) -> Findings:
             # A smaller eps amplifies rounding errors.
             "training.eps=1.0e-3",
         ]
-        figures = figures_over_stock(registry, pairs, settings)
+        of_dlrm = figures_over_stock(plain, pairs, settings)
+        of_attention = figures_over_stock(attention, pairs, settings)
+        peaks = launch(_step_peaks, RANKS, attention, settings)[0]
+    speed, *others = of_dlrm
+    losses = of_dlrm[-1], of_attention[-1]
+    figures: list[Figure] = [
+        replace(speed, figure="dlrm_over_stock", goal=4),
+        *others[:-1],
+        replace(of_attention[0], figure="target_attention_over_stock", goal=8),
+        lower(
+            "target_attention_step_memory_over_stock",
+            peaks["plugins"] / peaks["baseline"],
+            goal=0.35,
+        ),
+        max(losses, key=lambda each: each.value),
+    ]
     return Findings(
-        f"requests of {CANDIDATES} candidates, histories of {HISTORY} items, a registry written by "
-        f"recd init, {RANKS} ranks x batch {batch_size}, {steps} steps, {pairs} pair(s) of runs",
+        f"requests of {CANDIDATES} candidates, histories of {HISTORY} items (target attention: "
+        f"{_LONG_HISTORY}), registries written by recd init, {RANKS} ranks x batch {batch_size}, "
+        f"{steps} steps, {pairs} pair(s) of runs",
         figures,
+        notes=[_bound()],
+    )
+
+
+def _step_peaks(
+    _rank: int, _world_size: int, registry: Path, settings: list[str]
+) -> dict[Variant, float]:
+    """Return the bytes that a training step allocates at its peak, on the rank with the most."""
+    start_rank()
+    device, found = torch.device("cpu"), {}
+    variants: tuple[Variant, ...] = ("baseline", "plugins")
+    for variant in variants:
+        parts = build_sharded_model(load_registry(registry, settings=settings), variant, device)
+        pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+        trainer = RankTrainer(pipeline, first_batches(parts, device, 2), device)
+        parts.dmp.train()
+        trainer.steps(2)
+        profiled = StepProfile(device, warmup=0)
+        for _ in range(2):
+            with profiled.step():
+                trainer.steps(1)
+        found[variant] = max(from_every_rank(profiled.memory().peak))
+    return found
+
+
+def _bound(dim: int = 16) -> str:
+    """Return the multiply-adds of target attention per row, and the share that must run per row."""
+    projected = _LAYERS * _LONG_HISTORY * dim * 2 * dim
+    attended = _LAYERS * _LONG_HISTORY * 2 * dim
+    once = attended + projected / CANDIDATES
+    return (
+        f"Bound: target attention needs {(projected + attended) / 1e3:.0f}k multiply-adds per row "
+        f"in stock TorchRec, and {once / 1e3:.0f}k with keys and values once per request, "
+        f"{(projected + attended) / once:.0f} times fewer. A row's ids and vectors of the history "
+        f"shrink {CANDIDATES} times."
     )
