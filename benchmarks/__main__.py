@@ -19,6 +19,7 @@ BENCHMARKS = {
     "ablation": "ablation of RecD: throughput of the models rm1, rm2 and rm3",
     "storage": "disk space of a table clustered by session vs. ordered by time",
     "logs": "compression of logs sharded by session vs. sharded at random",
+    "histories": "bytes and time of histories read from a store vs. layout list_dict",
     "reader": "rows per second from Parquet to tensors, clustered vs. interleaved",
     "convert": "time to build IKJTs vs. plain KJTs",
     "balance": "requests of uneven cost, dealt to ranks by cost vs. in order",

@@ -29,7 +29,7 @@ PARTS = (
     {"scars"},
     {"ablation", "logs", "dlrm"},
     {"flexshard", "train", "convert"},
-    {"storage", "reader", "requests", "host"},
+    {"storage", "reader", "requests", "host", "histories"},
     {"serving"},
 )
 

@@ -1,12 +1,12 @@
 """Store of events: a Parquet file with each user's events once, sorted by user and time.
 
-Users are sorted by a hash of their ids. Readers copy the columns once to memory-mapped arrays in
-the cache folder, and keep an index of the users in memory.
+Users are sorted by a hash of their ids, and all events of a user are in one row group. Times and
+items are stored without encoding and compression, as one page per row group. Readers map these
+pages into memory, and keep an index of the users.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +16,16 @@ from typing import Any
 import numba
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recd_plugin_tables.spill import ranges
 from recd_plugin_tables.values import mixed
-from recd_plugins.api import DataError, file_utils, folders, list_dict, parquet, readers
+from recd_plugins.api import DataError, file_utils, list_dict, parquet, readers
 
 #: Key of the store's metadata in the Parquet footer.
 METADATA = b"recd.histories"
-_NOTE = "index.json"
+# Maximum bytes of the header of a page.
+_HEADER = 1024
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class StoreNote:
         user, time: names of the columns with the user ids and the times.
         user_kind: type category (``kinds.sort_of``) of the user ids in the event log.
         unit: unit of numeric times in the event log; None for other types of times.
+        step: unit of the stored times, in microseconds.
         items: the item columns.
     """
 
@@ -51,6 +53,7 @@ class StoreNote:
     time: str
     user_kind: str
     unit: str | None
+    step: int
     items: Sequence[ItemNote]
 
     @classmethod
@@ -61,15 +64,10 @@ class StoreNote:
 
 
 class EventStore:
-    """Reads the events before a time of each user. Opens ``path`` on first use.
+    """Reads the events before a time of each user. Opens the file ``path`` on first use."""
 
-    Args:
-        path: a file of ``recd histories build``.
-        cache: folder for the memory-mapped copy.
-    """
-
-    def __init__(self, path: Path, cache: Path) -> None:
-        self.path, self._cache = path, cache
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @cached_property
     def note(self) -> StoreNote:
@@ -104,8 +102,17 @@ class EventStore:
             First and end index of each range, int64 ``[B]``; both 0 if it is empty.
         """
         starts, stops = np.zeros((2, len(users)), np.int64)
-        index = self._users, self._offsets, self._array("time")
-        _find_windows(*index, mixed(users), times, last, starts, stops)
+        keys, (known, offsets) = mixed(users), self._users
+        # A stored time t is before a row if t * step < time.
+        before = -(-times // self.note.step)
+        number = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        groups = np.searchsorted(self._firsts, offsets[number], "right") - 1
+        for group in np.unique(groups).tolist():
+            rows = np.flatnonzero((groups == group) & (known[number] == keys))
+            found = offsets[number[rows]], offsets[number[rows] + 1], before[rows]
+            _find_windows(
+                self._times[group], self._firsts[group], rows, *found, last, starts, stops
+            )
         return starts, stops
 
     def lists(
@@ -114,120 +121,126 @@ class EventStore:
         """Return the ids of ranges of ``windows`` as a column in layout ``list_dict``."""
         # The end of a range that is not empty determines its user, and so its start.
         ends, rows, codes = np.unique(stops, return_index=True, return_inverse=True)
-        offsets, places = ranges(starts[rows], ends)
-        number = [each.name for each in self.note.items].index(item)
-        ids = self._array(f"item{number}")[places]
+        begins = starts[rows]
+        offsets = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int32)
+        ids = np.empty(offsets[-1], np.int64)
+        borders = np.searchsorted(self._firsts, begins, "right") - 1
+        for group in np.unique(borders).tolist():
+            chosen, first = np.flatnonzero(borders == group), self._firsts[group]
+            begin, end = begins[chosen] - first, ends[chosen] - first
+            _copy_ranges(self._items[item][group], begin, end, offsets[:-1][chosen], ids)
         lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
         return pa.DictionaryArray.from_arrays(
             pa.array(codes.astype(np.int32)), list_dict.to_list_dict(lists)
         )
 
-    def prepare(self) -> tuple[int, int]:
-        """Create the memory-mapped copy if needed. Return the first and last time of all events.
+    def check(self) -> tuple[int, int]:
+        """Check that the events are sorted. Return the first and last time in microseconds.
 
         Raises:
             DataError: the events are not sorted by user and time.
         """
-        return self._copied["first"], self._copied["last"]
+        (known, offsets), bounds = self._users, []
+        wrong = np.flatnonzero(known[1:] <= known[:-1])
+        at = [int(offsets[wrong[0] + 1])] if len(wrong) else []
+        for first, times in zip(self._firsts.tolist(), self._times, strict=True):
+            falls = np.flatnonzero(times[1:] < times[:-1]) + first + 1
+            at += falls[~np.isin(falls, offsets)][:1].tolist()
+            bounds += [int(times.min()), int(times.max())]
+        if at:
+            raise DataError(
+                f"{self.path}: row {at[0]} (from 0): the events are not sorted by user and time. "
+                f"Write the store again with recd histories build EVENTS {self.path}."
+            )
+        return min(bounds) * self.note.step, max(bounds) * self.note.step
 
     @cached_property
     def _table(self) -> parquet.ParquetTable:
         return parquet.ParquetTable(self.path)
 
     @cached_property
-    def _folder(self) -> Path:
-        return self._cache / f"{self.path.stem}-{readers.digest(self.contents())}"
-
-    @cached_property
-    def _copied(self) -> dict[str, int]:
-        found = file_utils.read_note(self._folder / _NOTE)
-        if found is None:
-            _ = self.note
-            waits = f"{self.path}: waiting for another process that reads this store"
-            with folders.work_folder(
-                self._folder,
-                "copy",
-                self.contents(),
-                lambda _: None,
-                waits=lambda: print(waits, file=sys.stderr),
-            ) as work:
-                if (found := file_utils.read_note(self._folder / _NOTE)) is None:
-                    work.table.mkdir(exist_ok=True)
-                    found = self._copy(work.table)
-                    file_utils.write_note(work.table / _NOTE, found)
-                    work.publish(self._folder)
-        return dict(found)
-
-    def _copy(self, folder: Path) -> dict[str, int]:
-        """Write the columns as NumPy files. Return the first and the last time."""
-        note, table = self.note, self._table
-        names = {note.time: "time"} | {each.name: f"item{n}" for n, each in enumerate(note.items)}
-        num_events = sum(unit.num_rows for unit in table.units)
-        arrays = {
-            name: np.lib.format.open_memmap(folder / f"{short}.npy", "w+", np.int64, (num_events,))
-            for name, short in names.items()
-        }
-        users, offsets, before, at = [], [], (-1, 0), 0
-        pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
-        schema = pa.schema([table.schema.field(name) for name in (note.user, *names)])
-        for rows in table.read(pieces, schema):
-            for name, array in arrays.items():
-                array[at : at + len(rows)] = rows.data[name].to_numpy()
-            keys, times = mixed(rows.data[note.user].to_numpy()), rows.data[note.time].to_numpy()
-            is_new = np.concatenate([[int(keys[0]) != before[0]], keys[1:] != keys[:-1]])
-            later = np.concatenate([[int(times[0]) >= before[1]], times[1:] >= times[:-1]])
-            greater = np.concatenate([[int(keys[0]) > before[0]], keys[1:] > keys[:-1]])
-            wrong = np.where(is_new, ~greater, ~later)
-            if wrong.any():
-                raise DataError(
-                    f"{rows.place_of(int(wrong.argmax()))}: the events are not sorted by user and "
-                    f"time. Write the store again with recd histories build EVENTS {self.path}."
-                )
+    def _users(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Hashes of the users in stored order, and the offsets of their events."""
+        users, offsets, at, last = [], [], 0, None
+        schema = pa.schema([self._table.schema.field(self.note.user)])
+        pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in self._table.units)
+        for rows in self._table.read(pieces, schema):
+            keys = mixed(rows.data[0].to_numpy())
+            is_new = np.concatenate([[keys[0] != last], keys[1:] != keys[:-1]])
             users.append(keys[is_new])
             offsets.append(at + np.flatnonzero(is_new))
-            before, at = (int(keys[-1]), int(times[-1])), at + len(rows)
-        np.save(folder / "users.npy", np.concatenate(users))
-        np.save(folder / "offsets.npy", np.concatenate([*offsets, [num_events]]))
-        times = arrays[note.time]
-        return {"first": int(times.min()), "last": int(times.max())}
+            at, last = at + len(rows), keys[-1]
+        return np.concatenate(users), np.concatenate([*offsets, [at]])
 
     @cached_property
-    def _users(self) -> NDArray[np.uint64]:
-        return np.array(self._array("users"))
+    def _firsts(self) -> NDArray[np.int64]:
+        """Index of the first event of each row group."""
+        return np.array([unit.first_row for unit in self._table.units])
 
     @cached_property
-    def _offsets(self) -> NDArray[np.int64]:
-        return np.array(self._array("offsets"))
-
-    def _array(self, name: str) -> NDArray[Any]:
-        if name not in self._arrays:
-            self._arrays[name] = np.load(self._folder / f"{name}.npy", mmap_mode="r")
-        return self._arrays[name]
+    def _times(self) -> list[NDArray[Any]]:
+        return self._mapped(self.note.time)
 
     @cached_property
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        self.prepare()
-        return {}
+    def _items(self) -> dict[str, list[NDArray[Any]]]:
+        return {each.name: self._mapped(each.name) for each in self.note.items}
+
+    def _mapped(self, name: str) -> list[NDArray[Any]]:
+        """Map a column into memory. Return an array per row group."""
+        memory, metadata = np.memmap(self.path, np.uint8, "r"), pq.read_metadata(self.path)
+        index = metadata.schema.to_arrow_schema().get_field_index(name)
+        dtype = metadata.schema.to_arrow_schema().field(name).type.to_pandas_dtype()
+        arrays = []
+        for group in range(metadata.num_row_groups):
+            chunk, num = metadata.row_group(group).column(index), metadata.row_group(group).num_rows
+            header = chunk.total_compressed_size - num * np.dtype(dtype).itemsize
+            if chunk.compression != "UNCOMPRESSED" or not 0 < header < _HEADER:
+                raise DataError(
+                    f"{self.path}: column {name!r} is encoded or compressed, so another program "
+                    f"wrote this file. Write it with recd histories build EVENTS {self.path}."
+                )
+            arrays.append(np.frombuffer(memory, dtype, num, chunk.data_page_offset + header))
+        return arrays
 
 
 @numba.njit(cache=True, nogil=True)
 def _find_windows(
-    known: Any, offsets: Any, times: Any, users: Any, at: Any, last: Any, starts: Any, stops: Any
+    times: Any,
+    first: Any,
+    rows: Any,
+    begins: Any,
+    ends: Any,
+    before: Any,
+    last: Any,
+    starts: Any,
+    stops: Any,
 ) -> None:
-    """Find the last events of each user before a time, for ``EventStore.windows``."""
-    for row in range(len(users)):
-        if row and users[row] == users[row - 1] and at[row] == at[row - 1]:
-            starts[row], stops[row] = starts[row - 1], stops[row - 1]
-            continue
-        user = np.searchsorted(known, users[row])
-        if user == len(known) or known[user] != users[row]:
-            continue
-        first, low, high = offsets[user], offsets[user], offsets[user + 1]
+    """Find the last events before a time, for ``rows`` whose users are in one row group.
+
+    Args:
+        times: stored times of the row group.
+        first: index of its first event.
+        rows: indices of rows in ``starts`` and ``stops``.
+        begins, ends: range of the user's events, for each of ``rows``.
+        before: exclusive upper limit of the stored time, for each of ``rows``.
+        last: maximum number of events.
+        starts, stops: outputs.
+    """
+    for index in range(len(rows)):
+        low, high = begins[index], ends[index]
         while low < high:
             middle = (low + high) // 2
-            if times[middle] < at[row]:
+            if times[middle - first] < before[index]:
                 low = middle + 1
             else:
                 high = middle
-        if low > first:
-            starts[row], stops[row] = max(first, low - last), low
+        if low > begins[index]:
+            starts[rows[index]], stops[rows[index]] = max(begins[index], low - last), low
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy_ranges(items: Any, begins: Any, ends: Any, offsets: Any, ids: Any) -> None:
+    for index in range(len(begins)):
+        at = offsets[index] - begins[index]
+        for event in range(begins[index], ends[index]):
+            ids[at + event] = items[event]

@@ -28,7 +28,7 @@ class StoredHistories:
     def __init__(self, options: ImportOptions) -> None:
         self.options = options.stored_histories
         paths = {each.store for each in self.options.values() if each.store is not None}
-        opened = {path: EventStore(path, options.cache) for path in paths}
+        opened = {path: EventStore(path) for path in paths}
         self.stores = {n: opened[each.store] for n, each in self.options.items() if each.store}
         self._users: dict[str, tuple[str, str]] = {}
         for name, each in self.options.items():
@@ -75,7 +75,7 @@ class StoredHistories:
                     f"histories.{name}: users are {note.user_kind} in {store.path}, but "
                     f"{kinds[user]} in column {user!r} of {where}. Store them with the same type."
                 )
-            events = store.prepare()
+            events = store.check()
             if min(*events, *times) > 0 and not 1 / _FACTOR < max(times) / events[1] < _FACTOR:
                 unit = next(iter(self._units), None)
                 raise DataError(

@@ -155,6 +155,9 @@ def test_a_store_of_other_times_or_users_is_refused(tmp_path):
     ):
         late(tmp_path).prepare()
     store(tmp_path, {**events, "who": [int(who[1:]) for who in events["who"]]})
+    numbers = impressions()
+    numbers["user"] = [int(user[1:]) for user in numbers["user"]]
+    late(tmp_path, numbers).prepare()
     with pytest.raises(DataError, match=r"users are numbers in .*clicks.parquet, but text in"):
         late(tmp_path).prepare()
 
@@ -164,9 +167,16 @@ def test_other_files_and_unsorted_events_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"has no item column 'price'. Use one of: 'item', 'kind'"):
         late(tmp_path, item="price").prepare()
     events = pq.read_table(path)
-    pq.write_table(events.take(pa.array([1, 0, *range(2, len(events))])), path)
-    with pytest.raises(DataError, match=r"row [12] \(from 0\): the events are not sorted"):
-        EventStore(path, tmp_path).prepare()
+    user, when = (events[name].to_numpy() for name in ("who", "when"))
+    first = int((user == user[0]).sum())
+    for order in (np.arange(len(events))[::-1], np.argsort(-when[:first], kind="stable")):
+        with build._writer(path, events.schema) as writer:
+            writer.write_table(events.take(pa.array(order)))
+        with pytest.raises(DataError, match=r"row \d+ \(from 0\): the events are not sorted"):
+            EventStore(path).check()
+    pq.write_table(events, path)
+    with pytest.raises(DataError, match=r"'when' is encoded or compressed, so another program"):
+        EventStore(path).check()
     pq.write_table(events.replace_schema_metadata(None), path)
     with pytest.raises(DataError, match=r"not a store of events. Write one with recd histories"):
         late(tmp_path).prepare()
