@@ -51,7 +51,8 @@ class LabelOptions(PluginOptions):
     missing: Literal["error", "drop"] | float | None = Field(
         default=None,
         description="How to handle a missing label: error, drop (the row), or a replacement value. "
-        "null: losses and metrics of this label leave out the row.",
+        "null: losses and metrics of this label leave out the row, and the loss of a rank is the "
+        "mean over its rows with the label.",
     )
 
     @model_validator(mode="before")

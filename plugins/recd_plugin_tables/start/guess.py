@@ -135,7 +135,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             replace(each, why="set by --label") if each.roles == ("label",) else each
             for each in columns
         ]
-    labels = [each.options(guessed[each.column]) for each in wanted.labels]
+    labels = [each.options(guessed[each.column], survey[each.column]) for each in wanted.labels]
     return Guesses(survey, tuple(columns), wanted.implicit, tuple(labels))
 
 

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from recd_plugin_tables.kinds import feature_name
+from recd_plugin_tables.start.survey import Seen
+
+# A squared error of larger numbers would outweigh the losses of other labels.
+_LARGE = 50
 
 _ITEM = re.compile(r"(?:(?P<name>\w+)=(?!=))?(?P<column>.+?)(?:>=(?P<start>-?[\d.]+))?")
 
@@ -20,11 +24,14 @@ class WantedLabel:
     column: str
     positive_from: float | None = None
 
-    def options(self, guessed: Mapping[str, Any]) -> dict[str, Any]:
+    def options(self, guessed: Mapping[str, Any], seen: Seen) -> dict[str, Any]:
         """Return the entry of option ``label``.
 
-        ``guessed`` are the options of the column as the only label. A column of numbers is a
-        regression unless the user named its smallest positive value.
+        A column of numbers is a regression unless the user named its smallest positive value.
+
+        Args:
+            guessed: options of the column as the only label.
+            seen: statistics of the column. Large numbers are predicted on a log scale.
         """
         found: dict[str, Any] = {"name": self.name}
         if self.column != self.name:
@@ -32,7 +39,9 @@ class WantedLabel:
         if self.positive_from is not None:
             return {**found, "positive_from": self.positive_from}
         if "positive_from" in guessed:
-            return {**found, "type": "regression"}
+            is_large = seen.least is not None and seen.least >= 0 and (seen.largest or 0) > _LARGE
+            log = {"loss": "log_mse"} if is_large else {}
+            return {**found, "type": "regression", **log}
         return {**found, **guessed}
 
 

@@ -49,27 +49,24 @@ def test_from_a_table_to_scores(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pq.write_table(clicks(), "clicks.parquet")
-    recd("init", "clicks.parquet", "my.yaml", "--label", "click,good=stars>=3,stars")
+    recd("init", "clicks.parquet", "my.yaml", "--label", "click,good=stars>=3,stars,seconds")
     written = YAML(typ="safe").load(Path("my.yaml"))
     labels = written["dataset"]["options"]["label"]
     assert labels == [
         {"name": "click"},
         {"name": "good", "column": "stars", "positive_from": 3.0},
         {"name": "stars", "type": "regression"},
+        {"name": "seconds", "type": "regression", "loss": "log_mse"},
     ]
     watch = {"name": "watch", "column": "click", "type": "weighted", "value": "seconds"}
-    written["dataset"]["options"]["label"].append({**watch, "weight": 0.1})
-    written["dataset"]["options"]["columns"].pop("seconds")
-    written["preprocessing"] = [
-        each for each in written["preprocessing"] if "seconds" not in each["features"]
-    ]
+    labels[-1] = {**watch, "weight": 0.1}
     written["model"] |= {"multi_task": {"kind": "mmoe", "experts": 2}, "top_mlp": [8]}
     written["training"] |= {"batch_size": 32, "epochs": 2, "validation": {"every": 10}}
     with Path("my.yaml").open("w") as file:
         YAML().dump(written, file)
 
     wrong = recd("run", "my.yaml", "training.validation.metric=auc", code=1)
-    assert "metric 'auc' names no task and metric of this dataset. Use one of: 'loss', " in wrong
+    assert "metric 'auc' belongs to no label of this dataset. Use one of: 'loss', " in wrong
     recd("run", "my.yaml", "--json", "run.json")
     run = json.loads(Path("run.json").read_text())
     assert run["validation"]["metric"] == "loss"

@@ -271,7 +271,7 @@ def check_evaluation(registry: RunConfig) -> None:
         elif (tasks := _tasks_of(registry)) and not _is_of_task(spec.metric, tasks, bool(metrics)):
             names = [f"{task.name}.{name}" for task in tasks for name in _FIGURES[task.type]]
             text = (
-                f"metric {spec.metric!r} names no task and metric of this dataset. Use one of: "
+                f"metric {spec.metric!r} belongs to no label of this dataset. Use one of: "
                 f"{', '.join(map(repr, ['loss', *names]))}."
             )
             wrong.append((0, "training.validation", text))
