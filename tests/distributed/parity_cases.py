@@ -152,10 +152,6 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, CombinedOptimiz
     return dmp, optimizer
 
 
-class _SizesOnce(SparseDistTrainPipeline):
-    _exchanges_sizes_once = True
-
-
 def train(
     dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
 ) -> tuple[list[tuple[Tensor, Tensor]], int]:
@@ -167,7 +163,7 @@ def train(
         if case.overlapped:
             pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
         elif case.sizes_once:
-            pipeline = _SizesOnce(dmp, optimizer, DEVICE, execute_all_batches=True)
+            pipeline = SparseDistTrainPipeline(dmp, optimizer, DEVICE, execute_all_batches=True)
         else:
             pipeline = TrainPipelineSparseDist(dmp, optimizer, DEVICE, execute_all_batches=True)
         iterator: Iterator[ModelInput] = iter(batches)

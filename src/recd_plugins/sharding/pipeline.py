@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 from weakref import WeakMethod, finalize
 
@@ -57,17 +57,18 @@ from recd_plugins.sharding.size_exchange import exchange_sizes_once, send_sizes
 
 logger = logging.getLogger(__name__)
 
+_EXACT = (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection)
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 
 
 class SparseDistTrainPipeline(TrainPipelineSparseDist):
     """TorchRec's TrainPipelineSparseDist, without CUDA streams on CPU.
 
-    On other devices, ranks exchange the sizes of all modules' id tensors in one message.
+    Ranks exchange the sizes of all modules' id tensors in one message, and all ids in another one.
+    On CPU, models with TorchRec's own sharders keep TorchRec's input dist.
     """
 
     _pipelined_forward_type: type[BaseForward[Any]] = PipelinedForward
-    _exchanges_sizes_once = False
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, device: torch.device, **arguments: Any
@@ -93,7 +94,8 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
 
     def _pipeline_model(self, *arguments: Any, **named: Any) -> None:
         super()._pipeline_model(*arguments, **named)
-        if self._exchanges_sizes_once or self._device.type != "cpu":
+        parts = chain.from_iterable(module.modules() for module in self._pipelined_modules)
+        if self._device.type != "cpu" or any(isinstance(part, _EXACT) for part in parts):
             exchange_sizes_once(self._pipelined_modules)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
@@ -290,7 +292,6 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
     """
 
     _pipelined_forward_type = _RowsAhead
-    _exchanges_sizes_once = True
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         super().__init__(

@@ -96,15 +96,14 @@ class _Exchange:
         lengths = torch.cat([kjt.lengths() for kjt in kjts])
         own = torch.ops.fbgemm.segment_sum_csr(1, rows, lengths)
         sent.index_copy_(0, places, own.to(_WORD))
-        work: Any = dist.all_to_all_single(
+        self._work: Any = dist.all_to_all_single(
             received, sent, from_ranks, to_ranks, group, async_op=True
         )
-        work.wait()
-        found = numbers[len(starts) :]
-        self._host = torch.empty(found.shape, dtype=_WORD, pin_memory=device.type == "cuda")
-        self._host.copy_(found, non_blocking=True)
-        self._copied = None
+        self._host, self._copied = numbers[len(starts) :], None
         if device.type == "cuda":
+            self._work.wait()
+            self._host = torch.empty(self._host.shape, dtype=_WORD, pin_memory=True)
+            self._host.copy_(numbers[len(starts) :], non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
@@ -114,6 +113,8 @@ class _Exchange:
             return self._arriving
         if self._copied is not None:
             self._copied.synchronize()
+        else:
+            self._work.wait()
         group = self._requests[0].group
         order, _ = _order(tuple(each.splits for each in self._requests), self._host.device)
         sent, received = np.split(self._host.numpy().astype(np.int64), [len(order)])
