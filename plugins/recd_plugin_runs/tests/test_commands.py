@@ -78,9 +78,9 @@ def test_what_cannot_be_written_or_read_is_told_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "the suffix is not one of '.parquet', '.csv'" in refusal([*PREDICT[:-1], "scores.txt"])
-    assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
     assert "rows.csv: the output is Parquet" in refusal([*ROWS[:-1], "rows.csv"])
     make_checkpoint(tmp_path)
+    assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
     assert "no test split" in refusal(EVALUATE, test="")
     assert "new.parquet: this file or folder does not exist" in refusal(PREDICT)
     keep = ["--keep", "b", "--keep", "user.c"]
