@@ -11,7 +11,7 @@ from recd_plugins.runtime.launch import launch
 
 #: Lower a ceiling when a change lowers the count. A higher count needs a reason.
 CEILINGS: dict[str, dict[str, float]] = {
-    "demo_dedup": {"launches": 96, "dispatched": 182, "syncs": 0},
+    "demo_dedup": {"launches": 96, "dispatched": 184, "syncs": 0},
     "demo_coalesced": {"launches": 140, "syncs": 2},
     "two_ranks": {"launches": 136, "syncs": 1},
     "two_tier": {"launches": 243, "syncs": 5, "backward_syncs": 0},
