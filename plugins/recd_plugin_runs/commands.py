@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from recd_plugin_runs.score_columns import ROW, known_tasks, score_names
+from recd_plugin_runs.score_columns import ROW, score_names
 from recd_plugins.api import (
     DataError,
     RecdError,
@@ -219,7 +219,7 @@ def predict(
             "these suffixes, or set --format."
         )
     model = _find(trained, run_number, checkpoint, settings, plugins_dir)
-    scores = score_names(known_tasks(model.registry.dataset))
+    scores = score_names(model.registry.dataset.known_tasks())
     for name in keep:
         if name in (ROW, *scores) or keep.count(name) > 1:
             raise RecdError(

@@ -19,7 +19,7 @@ from recd_plugin_tables.kinds import (
     list_parts,
     plain,
 )
-from recd_plugin_tables.labels import LabelUse, label_fields, label_numbers, label_weights
+from recd_plugin_tables.labels import LabelUse, label_numbers, label_weights
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
 from recd_plugin_tables.values import (
     Cells,
@@ -84,7 +84,7 @@ class Converter:
         self.without_candidates = 0
         self._left_out: dict[str, NDArray[np.bool_]] = {}
         fields = [pa.field(name, kind) for use in plan.features for name, kind in self._fields(use)]
-        fields += label_fields(labels)
+        fields += [pa.field(name, pa.float32()) for name in labels]
         fields += [pa.field(use.key, plain(use.leaf.type)) for use in plan.keys]
         fields += [pa.field(name, pa.int64()) for name in (SESSION, TIME, REQUEST, ROW, CANDIDATE)]
         self.schema = pa.schema(fields)

@@ -246,8 +246,3 @@ class TaskSums:
     def means(self) -> dict[str, float]:
         """Return the mean target of each task that has labels."""
         return {name: float(part / whole) for name, (part, whole) in self._sums.items() if whole}
-
-
-def label_fields(labels: Collection[str]) -> list[pa.Field]:
-    """Return the label columns of an import."""
-    return [pa.field(name, pa.float32()) for name in labels]

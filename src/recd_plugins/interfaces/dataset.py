@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions, guard_overrides
 from recd_plugins.interfaces.rows import FeatureSchema, Rows, SessionKeys, Storage, Table
 from recd_plugins.interfaces.tables import TableStrategy
-from recd_plugins.runtime.errors import DataError
+from recd_plugins.interfaces.tasks import Task
+from recd_plugins.runtime.errors import DataError, RecdError
 
 Split = Literal["train", "validation", "test"]
 """Name of a split of a dataset."""
@@ -158,6 +159,14 @@ class Dataset(Plugin, ABC):
     def known_schema(self) -> FeatureSchema | None:
         """Return the schema, or None if it is unknown until ``prepare`` has run."""
         return self.schema()
+
+    def known_tasks(self) -> tuple[Task, ...]:
+        """Return the tasks of ``known_schema``; () if the schema is unknown without the data."""
+        try:
+            schema = self.known_schema()
+        except RecdError:
+            return ()
+        return () if schema is None else schema.tasks
 
     def left_out(self) -> Mapping[str, str]:
         """Return a dict from each unused column of the data to the reason why it is unused.

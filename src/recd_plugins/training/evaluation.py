@@ -264,11 +264,11 @@ def check_evaluation(registry: RunConfig) -> None:
         if not has_test
     ]
     if (spec := registry.training.validation) is not None:
-        known = [*_FIGURES["binary"]]
+        known, tasks = [*_FIGURES["binary"]], registry.dataset.known_tasks()
         if validated_split(registry) not in splits_of(registry):
             text = f"validation needs a test split, but {why}. Remove this section, or {remedy}."
             wrong.append((0, "training.validation", text))
-        elif (tasks := _tasks_of(registry)) and not _is_of_task(spec.metric, tasks, bool(metrics)):
+        elif tasks and not _is_of_task(spec.metric, tasks, bool(metrics)):
             names = [f"{task.name}.{name}" for task in tasks for name in _FIGURES[task.type]]
             text = (
                 f"metric {spec.metric!r} belongs to no label of this dataset. Use one of: "
@@ -284,14 +284,6 @@ def check_evaluation(registry: RunConfig) -> None:
             wrong.append((0, "training.validation", text))
     if wrong:
         raise RegistryError([Problem(str(registry.path), *each) for each in wrong])
-
-
-def _tasks_of(registry: RunConfig) -> tuple[Task, ...]:
-    try:
-        schema = registry.dataset.known_schema()
-    except RecdError:  # the data is not prepared yet
-        return ()
-    return () if schema is None else schema.tasks
 
 
 def _is_of_task(metric: str | None, tasks: Sequence[Task], more: bool) -> bool:
