@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import click
 import torch
 
 from benchmarks._measure import Figure, Findings, Size, from_every_rank, lower
 from benchmarks._ranks import RankTrainer, first_batches, start_rank
 from benchmarks._request_table import CANDIDATES, HISTORY, write_requests
 from benchmarks._stock import RANKS, SIZES, figures_over_stock
+from recd_plugins.config import ModelSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.runtime.launch import launch
 from recd_plugins.training.measurement import StepProfile
@@ -27,11 +30,21 @@ _TARGET_ATTENTION = (
     "{use: recd.target_attention, features: [history], "
     f"options: {{target: shown_item_id, layers: {_LAYERS}}}}}"
 )
+OPTIONS = [
+    click.Option(
+        ["--batch-size"],
+        type=click.IntRange(min=1),
+        help="Rows per batch and rank in all runs. Default: 64 with --size tiny, otherwise 512.",
+    )
+]
+# User features besides the history: user, country and hour of the day.
+_USER_IDS = 3
 
 
-def run(size: Size) -> Findings:
+def run(size: Size, batch_size: int | None = None) -> Findings:
     """Train pairs of runs, stock and with plugins, with registries that ``recd init`` writes."""
-    steps, pairs, batch_size = SIZES[size]
+    steps, pairs, usual = SIZES[size]
+    batch_size = batch_size or usual
     rows = (steps + 2) * batch_size * RANKS
     with tempfile.TemporaryDirectory() as name:
         folders = Path(name, "mean"), Path(name, "attention")
@@ -54,6 +67,8 @@ def run(size: Size) -> Findings:
         ]
         of_dlrm = figures_over_stock(plain, pairs, settings)
         of_attention = figures_over_stock(attention, pairs, settings)
+        model = load_registry(plain).model
+        assert model is not None
         peaks = launch(_step_peaks, RANKS, attention, settings)[0]
     speed, *others = of_dlrm
     losses = of_dlrm[-1], of_attention[-1]
@@ -73,7 +88,7 @@ def run(size: Size) -> Findings:
         f"{_LONG_HISTORY}), registries written by recd init, {RANKS} ranks x batch {batch_size}, "
         f"{steps} steps, {pairs} pair(s) of runs",
         figures,
-        notes=[_bound()],
+        notes=[_dlrm_bound(model), _bound()],
     )
 
 
@@ -108,4 +123,20 @@ def _bound(dim: int = 16) -> str:
         f"in stock TorchRec, and {once / 1e3:.0f}k with keys and values once per request, "
         f"{(projected + attended) / once:.0f} times fewer. A row's ids and vectors of the history "
         f"shrink {CANDIDATES} times."
+    )
+
+
+def _dlrm_bound(spec: ModelSpec) -> str:
+    """Return the multiply-adds of the DLRM per row, its bytes, and what a candidate needs alone."""
+    dim, of_user = spec.embedding_dim, _USER_IDS + 1
+    pairs, user_pairs = (n * (n - 1) // 2 for n in (of_user + 2, of_user))
+    layers = [2, *spec.bottom_mlp, dim], [dim + pairs, *spec.top_mlp, 1]
+    stock = pairs * dim + sum(a * b for sizes in layers for a, b in pairwise(sizes))
+    alone = stock - user_pairs * (dim + spec.top_mlp[0])
+    # A float32 embedding and its gradient.
+    sent = [8 * dim * ids for ids in (1 + _USER_IDS + HISTORY, 1)]
+    return (
+        f"Bound of the DLRM, per row: stock needs {stock / 1e3:.1f}k multiply-adds and {sent[0]:,} "
+        f"bytes of embeddings and gradients. A candidate alone needs {alone / 1e3:.1f}k and "
+        f"{sent[1]:,}. MLPs of candidates take the same time on both sides."
     )
