@@ -38,6 +38,7 @@ SLOW = (
     "recd_plugin_recd/tests/test_models.py::test_losses",
     "recd_plugin_recd/tests/test_without_torch.py",
     "recd_plugin_runs/tests/test_runs.py::test_train_compare",
+    "recd_plugin_tables/tests/test_event_stores.py::test_a_run",
     "recd_plugin_tables/tests/test_whole_way.py",
     "drop_in/test_torchrec_plans.py",
     "test_fork_server.py",

@@ -134,6 +134,10 @@ class EventStore:
             pa.array(codes.astype(np.int32)), list_dict.to_list_dict(lists)
         )
 
+    def num_distinct(self, item: str) -> int:
+        """Return the number of distinct ids of an item column."""
+        return len(np.unique(np.concatenate([np.unique(ids) for ids in self._items[item]])))
+
     def check(self) -> tuple[int, int]:
         """Check that the events are sorted. Return the first and last time in microseconds.
 

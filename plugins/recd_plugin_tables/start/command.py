@@ -92,6 +92,11 @@ if TYPE_CHECKING:
 )
 @click.option("--query", help="One SELECT on a DuckDB file. Its result is the table.")
 @click.option("--of", "table_name", metavar="NAME", help="Table in a DuckDB file or a catalog.")
+@click.option(
+    "--histories",
+    metavar="EVENTS",
+    help="Event log, or file of recd histories build, from which to read each user's history.",
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def init(
     table: str,
@@ -113,6 +118,7 @@ def init(
     decimal: str | None,
     query: str | None,
     table_name: str | None,
+    histories: str | None,
     force: bool | None,
 ) -> None:
     """Write a registry file for your own table.
@@ -131,6 +137,10 @@ def init(
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(
             f"{file}: the registry FILE needs the suffix .yaml. Use a path such as my.yaml."
+        )
+    if histories is not None and implicit:
+        raise click.UsageError(
+            "--histories needs a label, so it cannot be combined with --implicit."
         )
     from pydantic import ValidationError
 
@@ -170,13 +180,32 @@ def init(
     if not explode and label_stands_outside(found, label):
         found = survey(source, ())
     guesses = guess(found, wanted)
+    history = None
+    if histories is not None:
+        from recd_plugin_tables.start.histories import stored_history
+
+        history = stored_history(histories, guesses, file)
     text = registry_text(
-        guesses, location=table, file=file, source=how, test=test, validation=validation
+        guesses,
+        location=table,
+        file=file,
+        source=how,
+        test=test,
+        validation=validation,
+        history=history,
     )
     if force is None:
         _check_same(file, text, table)
     file_utils.write_text(file, text)
     _say(guesses, file, positive_said=positive_from is not None)
+    if histories is None and force is not None:
+        from recd_plugin_tables.start.histories import event_log_beside
+
+        if (log := event_log_beside(table, guesses)) is not None:
+            click.echo(
+                f"{log} looks like an event log of the same users. To read their histories from "
+                f"it, repeat this command with --histories {shlex.quote(str(log))} --force"
+            )
 
 
 def _as_roles(given: Sequence[str]) -> dict[str, tuple[Role, ...]]:

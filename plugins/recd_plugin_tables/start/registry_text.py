@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugin_tables.kinds import feature_name, holds_text
 from recd_plugin_tables.start.guesses import (
@@ -22,6 +22,9 @@ from recd_plugin_tables.start.guesses import (
     towers,
 )
 
+if TYPE_CHECKING:
+    from recd_plugin_tables.start.histories import StoredHistory
+
 _WIDTH = 100
 # Minimum number of sessions in a test split.
 _SESSIONS = 20
@@ -33,6 +36,8 @@ _FEWEST_TIMES = 10
 _NEGATIVES = 4
 # Maximum number of items in a history that is built.
 _LAST = 20
+# Maximum number of events in a history that is read from a store.
+_LAST_EVENTS = 50
 _INDENT = " " * 6
 
 _TEXT = """\
@@ -69,6 +74,13 @@ _SHARDING = """\
 sharding:
   - {use: auto, tables: ["t_*"]}
 
+"""
+
+_LIST_DICT = """\
+# Deduplicates features. Rows of one user and time share a history, which is not compared again.
+converter:
+  use: recd.list_dict
+  options: {{groups: auto, min_dedupe_factor: 1.5}}
 """
 
 _IKJT = """\
@@ -134,6 +146,7 @@ def registry_text(
     source: Mapping[str, Any],
     test: float,
     validation: float | None = None,
+    history: StoredHistory | None = None,
 ) -> str:
     """Return the text of a registry file that trains on the table at ``location``.
 
@@ -144,6 +157,7 @@ def registry_text(
         source: options to open the table.
         test: fraction of rows in the test split.
         validation: fraction of rows in the validation split; None chooses it.
+        history: history to read from a store of events.
     """
     survey = guesses.survey
     items = sequence(guesses)
@@ -152,7 +166,7 @@ def registry_text(
     rows = _table_rows(guesses, alike)
     if items:
         rows[items.history] = rows[feature_name(items.item)]
-        alike = _with_history(alike, items, guesses)
+        alike = _with_history(alike, items.item, items.history, guesses)
     all_rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
     rows_of_batch = _batch_size(all_rows * candidates // survey.rows)
@@ -165,6 +179,13 @@ def registry_text(
     )
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
+    if history is not None:
+        histories.append(history.name)
+        rows[history.name] = _room(history.distinct, True)
+        if (item := history.shares) is not None:
+            size = max(rows[history.name], rows[feature_name(item)])
+            rows[history.name] = rows[feature_name(item)] = size
+            alike = _with_history(alike, item, history.name, guesses)
     if validation is None:
         time = guesses.the("time")
         is_rough = survey.is_whole and time is not None and time.seen.distinct < _FEWEST_TIMES
@@ -192,12 +213,16 @@ def registry_text(
         columns="\n".join(
             _columns(_not_labels(guesses), guesses.item if guesses.implicit else None)
         ),
-        histories=_histories(items, guesses.the("time")) if items else "",
+        histories=_histories(items, guesses.the("time")) if items else _stored(history),
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         order=_ORDER if guesses.the("session") or guesses.the("request") else "",
         split=_split(guesses, test, validation, whole_sessions=items is not None),
         negatives=_negatives(guesses.item, sides) if guesses.implicit and not items else "",
-        converter=_IKJT.format(group=group) if deduplicates else _KJT,
+        converter=_LIST_DICT.format()
+        if history
+        else _IKJT.format(group=group)
+        if deduplicates
+        else _KJT,
         preprocessing=_preprocessing(rows, alike, numbers),
         pooling=_pooling(histories, " once per unique row" if deduplicates else ""),
         sharding=_SHARDING if rows else "",
@@ -307,11 +332,23 @@ def _histories(items: ItemSequence, time: Guess | None) -> str:
     )
 
 
-def _with_history(alike: Sequence[Shared], items: ItemSequence, guesses: Guesses) -> list[Shared]:
-    """Add the history feature to the group of columns that share the item's vocabulary."""
-    own = Shared((items.item,), guesses.survey[items.item].distinct)
-    same = next((each for each in alike if items.item in each.names), own)
-    longer = Shared((*same.names, items.history), same.distinct)
+def _stored(history: StoredHistory | None) -> str:
+    if history is None:
+        return ""
+    options = {**history.options, "last": _LAST_EVENTS}
+    return (
+        "    # Events of the user strictly before the time of the row.\n"
+        f"    histories:\n      {history.name}: {_flow(options)}\n"
+    )
+
+
+def _with_history(
+    alike: Sequence[Shared], item: str, history: str, guesses: Guesses
+) -> list[Shared]:
+    """Add a history feature to the group of columns that share the item's vocabulary."""
+    own = Shared((item,), guesses.survey[item].distinct)
+    same = next((each for each in alike if item in each.names), own)
+    longer = Shared((*same.names, history), same.distinct)
     return [*(each for each in alike if each is not same), longer]
 
 

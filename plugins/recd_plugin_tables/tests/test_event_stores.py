@@ -210,3 +210,83 @@ def test_a_reader_does_not_continue_with_other_events(tmp_path):
 def test_options_of_stores_that_do_not_fit_are_refused(tmp_path, changes, said):
     with pytest.raises(ValueError, match=said):
         late(tmp_path, **changes)
+
+
+RUN = """
+version: 1
+dataset:
+  use: tables.table
+  options:
+    path: {folder}/{table}.parquet
+    cache: {folder}/imports
+    columns:
+      user: [session, id]
+      ts: {{as: time, unit: s}}
+      shown: id
+      row: number
+      click: label
+      {lists}
+    split: {{by: time, test: 0.2}}
+    {histories}
+converter: {{use: recd.list_dict, options: {{groups: [[clicks]]}}}}
+preprocessing:
+  - {{use: tables.vocabulary, features: [shown, clicks], options: {{rows: 60, shared: true}}}}
+  - {{use: tables.vocabulary, features: [user], options: {{rows: 40}}}}
+pooling:
+  - {{use: recd.mean, features: [clicks]}}
+model: {{embedding_dim: 4, num_embeddings: 60, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 32, ranks: 1, steps: 6}}
+"""
+
+
+def test_a_run_learns_the_same_as_from_lists_in_the_table(tmp_path):
+    from recd_plugins.training.session import session
+    from recd_plugins.training.trainer import Job
+
+    events, rows = log(), impressions()
+    path = store(tmp_path, events)
+    write(tmp_path / "late.parquet", rows)
+    write(tmp_path / "lists.parquet", {**rows, "clicks": expected(events, rows, 9, "item")})
+    late = {"lists": "", "histories": f"histories: {{clicks: {{store: {path}, last: 9}}}}"}
+    results = []
+    for name, lines in (("late", late), ("lists", {"lists": "clicks: ids", "histories": ""})):
+        registry = tmp_path / f"{name}.yaml"
+        registry.write_text(RUN.format(folder=tmp_path, table=name, **lines), encoding="utf-8")
+        with session(Job(registry)) as trainer:
+            results.append(trainer.train("plugins"))
+    assert len(results[0].losses) == 6
+    assert results[0].losses == results[1].losses
+
+
+def test_init_finds_a_log_beside_the_table(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+    from ruamel.yaml import YAML
+
+    from recd_plugins.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    events, rows = log(), impressions()
+    write(tmp_path / "shown.parquet", rows)
+    renamed = {"who": "user", "item": "shown"}
+    write(
+        tmp_path / "log.parquet", {renamed.get(name, name): each for name, each in events.items()}
+    )
+
+    def recd(*arguments: str) -> str:
+        done = CliRunner().invoke(main, [*arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    init = ["init", "shown.parquet", "my.yaml", "--time", "ts"]
+    assert "repeat this command with --histories log.parquet --force" in recd(*init)
+    recd(*init, "--histories", "log.parquet", "--force")
+    registry = YAML(typ="safe").load(tmp_path / "my.yaml")
+    (history,) = registry["dataset"]["options"]["histories"].values()
+    assert history["store"] == "log.events.parquet"
+    assert registry["converter"]["use"] == "recd.list_dict"
+    shared = [each["features"] for each in registry["preprocessing"] if len(each["features"]) > 1]
+    assert ["shown", "history"] in shared
+    recd("validate", "my.yaml")
+    said = recd("histories", "build", "log.parquet", "log.events.parquet", "--force")
+    assert "900 events" in said
+    assert "time 'when' (ms), items 'shown'" in said

@@ -1,0 +1,110 @@
+"""Histories from an event log, for ``recd init --histories EVENTS``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recd_plugin_tables.histories.build import build_store
+from recd_plugin_tables.histories.command import event_columns
+from recd_plugin_tables.histories.store import EventStore
+from recd_plugin_tables.kinds import feature_name, sort_of
+from recd_plugin_tables.sources import open_source
+from recd_plugin_tables.start.guesses import Guesses
+from recd_plugin_tables.start.names import USER, named_so, time_column
+from recd_plugin_tables.start.survey import survey
+from recd_plugins.api import DataError, progress_bars
+
+# Maximum number of files beside a table to look at.
+_MOST_FILES = 50
+_SUFFIXES = {".parquet", ".csv", ".tsv", ".jsonl", ".arrow", ".feather"}
+
+
+@dataclass(frozen=True)
+class StoredHistory:
+    """A history feature: its name, options, number of distinct ids, and a column with its ids."""
+
+    name: str
+    options: dict[str, Any]
+    distinct: int
+    shares: str | None
+
+
+def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory:
+    """Return the history of an event log. Writes its store beside the file ``beside`` if needed.
+
+    Args:
+        events: path or URL of the log, or path of a store.
+        guesses: guessed roles of the table's columns.
+        beside: path of the registry file.
+    """
+    where, user, time = guesses.survey.location, _user(guesses), guesses.the("time")
+    if user is None or time is None:
+        missing, option = ("user", "--session") if user is None else ("time", "--time")
+        raise DataError(
+            f"{where}: --histories needs the {missing} of each row, but no column was recognized "
+            f"as the {missing}. Name it with {option} COLUMN."
+        )
+    path = Path(events)
+    try:
+        store = EventStore(path)
+        note = store.note
+    except DataError:
+        path = beside.with_name(f"{Path(events).name.partition('.')[0]}.events.parquet")
+        log = open_source(events)
+        columns = event_columns(log)
+        with progress_bars.row_progress(f"sorting {events}", log.num_rows) as advance:
+            build_store(log, path, columns, advance)
+        store = EventStore(path)
+        note = store.note
+        click.echo(
+            f"{path}: the events of {events}, by user {columns.user!r} and time {columns.time!r}, "
+            f"items {columns.items[0]!r}"
+        )
+    taken = {feature_name(each.name) for each in guesses.columns}
+    names = chain(["history"], (f"history_{number}" for number in count(2)))
+    item, stored = guesses.item, note.items[0]
+    same = item is not None and sort_of(item.seen.leaf.type) == stored.kind
+    return StoredHistory(
+        name=next(name for name in names if name not in taken),
+        options={"store": str(path), "user": user, "time": time.name, "item": stored.name},
+        distinct=store.num_distinct(stored.name),
+        shares=item.name if item is not None and same else None,
+    )
+
+
+def event_log_beside(table: str, guesses: Guesses) -> Path | None:
+    """Return a file beside the table with its user and item columns, a time and no label."""
+    user, item, label = _user(guesses), guesses.item, guesses.the("label")
+    if user is None or item is None or label is None or guesses.the("time") is None:
+        return None
+    for path in islice(_files_beside(Path(table)), _MOST_FILES):
+        with suppress(DataError):
+            source = open_source(path)
+            if {user, item.name} <= {
+                *source.schema.names
+            } and label.name not in source.schema.names:
+                found = survey(source, ())
+                if time_column(found, list(found.seen)) is not None:
+                    return path
+    return None
+
+
+def _files_beside(table: Path) -> Iterator[Path]:
+    if table.is_file():
+        others = sorted(table.parent.iterdir())
+        yield from (each for each in others if each.suffix in _SUFFIXES and each != table)
+
+
+def _user(guesses: Guesses) -> str | None:
+    """Return the column of the user: by its name, else the session or request column."""
+    usable = [each for each in guesses.columns if {"id", "session", "request"} & {*each.roles}]
+    named = named_so([each.seen for each in usable], USER, "session")
+    group = guesses.the("session") or guesses.the("request")
+    return named or (None if group is None else group.name)
