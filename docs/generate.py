@@ -118,7 +118,7 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         assert command is not None
         inner = click.Context(command, info_name=name, parent=context)
         help = cleandoc(command.help or "")
-        usage = " ".join(command.collect_usage_pieces(inner))
+        usage = " ".join(command.collect_usage_pieces(inner)).removeprefix("[OPTIONS] ")
         prose, *examples = re.split("^\x08\n", help, maxsplit=1, flags=re.M)
         yield f"## {path} {name}\n"
         if like := seen.get(alike := re.sub(r"\d", "", f"{name} {help}")):
@@ -126,13 +126,14 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
             continue
         seen[alike] = f"{path} {name}"
         shown = path if name in usage.split() else f"{path} {name}"  # TABLE is an argument
-        yield f"`{shown} {usage}`\n"
+        if not isinstance(command, click.Group):
+            yield f"`{shown} {usage}`\n"
         yield f"{prose.replace(_ARGUMENTS, '').strip()}\n"
         for each in examples:
             yield f"```sh\n{each.strip()}\n```\n"
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
         if common := sorted(filter(None, map(_common, command.get_params(inner)))):
-            rows += f"| {', '.join(common)} | [common options](#common-options) |\n"
+            rows += f"| {', '.join(common)} | [common](#common-options) |\n"
         if rows in seen:
             yield f"The options are those of `{seen[rows]}`.\n"
         elif rows:

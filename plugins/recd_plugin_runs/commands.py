@@ -99,8 +99,8 @@ def evaluate(
     """Evaluate a trained model on every row of its test split.
 
     Shows normalized entropy, AUC and the metrics of the registry file. The column "base rate" is
-    for comparison: it predicts the mean label of the training split for every row. Under torchrun,
-    the command runs on the started ranks.
+    for comparison: it predicts the mean label of the training split for every row. Runs on the
+    ranks of torchrun, if there are any.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.
@@ -204,7 +204,7 @@ def predict(
     TABLE is anything that the dataset of the run can read. It needs no label. The score file has
     one row per row of TABLE, in the same order. Its columns are the dataset's key columns, row (the
     0-based row number) and score (a probability). With several labels, column score_LABEL has the
-    predictions of each label. Under torchrun, the command runs on the started ranks.
+    predictions of each label. Runs on the ranks of torchrun, if there are any.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.
@@ -308,8 +308,8 @@ def export(
     The program model.pt2 accepts raw ids and numbers, preprocesses them as in training, and returns
     probabilities. It needs only torch: load it with torch.export.load. encode.py turns raw rows
     into the inputs of the program, as signature.json describes. sample_request.json is a request
-    for examples/serving with values of training rows. A column can be in request, which all
-    candidates share, or in each candidate. Move it if the guess is wrong.
+    for examples/serving. Its part request has the columns that all candidates share. Move a column
+    if the guess is wrong.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.

@@ -73,8 +73,7 @@ def calibrate(
 
     Measures collectives by size, within and between nodes, and the local work of a rank: copies,
     lookups and matrix products. Pass the file to `training.topology` or `recd plan --topology`.
-    Without torchrun, the command starts ranks on this machine. Under torchrun, all ranks take
-    part and rank 0 writes the file.
+    The command starts ranks on this machine, or joins those of torchrun.
 
     \b
     recd calibrate -o cluster.yaml --ranks 2

@@ -60,8 +60,8 @@ def analyze(
     """Measure how often ids repeat in a table, and recommend features to deduplicate.
 
     PATH is a table in any format that recd init accepts, or a registry file, whose training data
-    is read; --session replaces its session column. Other formats than Parquet, and Parquet tables
-    without lists of ids, are imported first, with the column roles that recd init guesses.
+    is read. Tables without lists of ids are imported first, with the column roles that recd init
+    guesses.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show

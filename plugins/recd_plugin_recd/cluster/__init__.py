@@ -86,10 +86,10 @@ def cluster(
 ) -> None:
     """Sort the rows of SRC by session and time into the Parquet table DST.
 
-    SRC is a table in any format that recd init accepts, or a registry file, whose training data is
-    read. Other formats than Parquet are imported first: DST has ids as lists of int64, and the
-    columns _session and _time. Partitions (dt=.../hour=...) of Parquet tables stay folders, and
-    are sorted separately. If the command is killed, run it again to resume.
+    SRC is any table that recd init accepts, or a registry file. Other formats than Parquet are
+    imported first: DST has ids as lists of int64, and the columns _session and _time. Partitions
+    (dt=.../hour=...) of Parquet tables are sorted separately. If the command is killed, run it
+    again to resume.
     """
     # Imported lazily: `recd --help` loads this module and does not need Arrow.
     from recd_plugin_recd.cluster import job

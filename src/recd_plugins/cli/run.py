@@ -157,16 +157,16 @@ class RunCommand(click.Command):
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show the columns, model, steps, plan and memory of the run without training. Prepares "
-    "missing data, but writes no other files.",
+    help="Show the columns, model, steps, plan and memory without training. Prepares missing data, "
+    "but writes no other files.",
 )
 @click.option(
     "--seeds",
     type=AT_LEAST_1,
     default=1,
     show_default=True,
-    help="Train this number of runs with consecutive seeds from training.seed, and show the mean "
-    "and the standard deviation of their metrics.",
+    help="Train this number of runs with consecutive seeds from training.seed, and show mean and "
+    "standard deviation of their metrics.",
 )
 @click.option("--resume", is_flag=True, help="Resume the newest run from its newest checkpoint.")
 @click.option(
