@@ -35,10 +35,16 @@ _COMMON = (  # described once, in docs/commands.md
     "--topology",
     "--nodes",
 )
+_HELP_ONLY = ("checkpoint", "criteo", "logs", "trace")  # their options are only in --help
 _ARGUMENTS = """\
 REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
 KEY=VALUE overrides a value, as in recd run.
 """  # as in docs/commands.md
+_KEYS = {  # of options whose keys another page describes
+    "generate": "Keys: the options of [`recd generate`](../../docs/commands.md#recd-generate), "
+    "with `rows` required.",
+    "source.storage": "Keys: those of [recd.session_parquet](../recd_plugin_recd/README.md).",
+}
 _BLOCK = re.compile(r"(<!-- (options: ([\w.]+)|commands) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -87,8 +93,9 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         values = _values(field.annotation)
         if not {*map(str, values)} <= {*re.findall(r"\w+", meaning)}:
             meaning += f" One of {', '.join(f'`{each}`' for each in values)}."
+        meaning += f" {_KEYS[key]}" if key in _KEYS else ""
         yield f"| `{key}` | {default} | {meaning} |"
-        if inner is not None:
+        if inner is not None and key not in _KEYS:
             yield from _rows(inner, f"{key}.")
 
 
@@ -134,6 +141,8 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
         if common := sorted(filter(None, map(_common, command.get_params(inner)))):
             rows += f"| {', '.join(common)} | [common](#common-options) |\n"
+        if path.split()[-1] in _HELP_ONLY:
+            continue
         if rows in seen:
             yield f"The options are those of `{seen[rows]}`.\n"
         elif rows:
