@@ -35,7 +35,7 @@ _COMMON = (  # described once, in docs/commands.md
     "--topology",
     "--nodes",
 )
-_HELP_ONLY = ("checkpoint", "criteo", "logs", "trace")  # their options are only in --help
+_HELP_ONLY = ("checkpoint", "criteo", "logs", "profile", "trace")  # options are only in --help
 _ARGUMENTS = """\
 REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
 KEY=VALUE overrides a value, as in recd run.
