@@ -58,6 +58,7 @@ def run(size: Size, batch_size: int | None = None) -> Findings:
         settings = [
             # Use a fixed sharding, so that only deduplication differs.
             "sharding[0].use=torchrec.planner",
+            f"dataset.options.cache={name}",
             f"training.batch_size={batch_size}",
             f"training.ranks={RANKS}",
             f"training.steps={steps}",
