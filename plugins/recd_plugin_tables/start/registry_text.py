@@ -472,7 +472,7 @@ def _pooling(histories: Sequence[str], once: str) -> str:
     if not histories:
         return ""
     lines = [
-        f"# Histories are averaged{once}. Alternatives: recd.attention, recd.din.",
+        f"# Histories are averaged{once}. Alternatives: recd.attention, recd.target_attention.",
         "pooling:",
         *_entry("recd.mean", histories, {}),
     ]
