@@ -52,8 +52,8 @@ class ImportOptions(PluginOptions):
     )
     histories: dict[str, HistoryOptions] = Field(
         default={},
-        description="History features, by name: ids of a column in earlier rows of the session, "
-        "for a log without a label, or earlier events of the user in a store.",
+        description="History features, by name: ids of earlier rows of the session (without a "
+        "label), or earlier events of the user.",
     )
     on_nan: OnNan = Field(
         default="error",

@@ -18,24 +18,19 @@ class HistoryOptions(PluginOptions):
 
     of: str | None = Field(
         default=None,
-        description="Build the history from earlier rows of the session: column of the ids. Must "
-        "have the role id in columns.",
+        description="Column with role id. The history has its ids in earlier rows of the session.",
     )
     store: Path | None = Field(
         default=None,
-        description="Read the history from this file of recd histories build: the events of the "
-        "row's user strictly before the row's time. Replaces of.",
+        description="File of recd histories build. The history has the events of the user before "
+        "the row's time.",
     )
     user: str | None = Field(
         default=None,
-        description="For store: column of the user, with role id, session or request. Default: the "
-        "session column.",
-    )
-    time: str | None = Field(
-        default=None, description="For store: time column of the rows. Default: the time column."
+        description="For store: column of the user. Default: the session column.",
     )
     item: str | None = Field(
-        default=None, description="For store: item column of the store. Default: its first one."
+        default=None, description="Item column of the store. Default: the first one."
     )
     last: PositiveInt = Field(
         default=50, description="Maximum number of rows or events; the latest are kept."
@@ -54,7 +49,7 @@ class HistoryOptions(PluginOptions):
                 "a history needs either of (a column of this table) or store (a file of recd "
                 "histories build). Set one of these options"
             )
-        only = [name for name in ("user", "time", "item") if getattr(self, name) is not None]
+        only = [name for name in ("user", "item") if getattr(self, name) is not None]
         if self.store is None and only:
             raise ValueError(f"option {only[0]!r} needs option store. Remove one of them")
         if self.store is not None and self.ties == "stored":
@@ -69,7 +64,7 @@ class HistoryOptions(PluginOptions):
         given = {name: getattr(self, name) for name in type(self).model_fields}
         if self.store is None:
             return {name: given[name] for name in ("of", "last", "ties")}
-        return {name: given[name] for name in ("store", "user", "time", "item", "last")}
+        return {name: given[name] for name in ("store", "user", "item", "last")}
 
     def user_column(self, columns: Mapping[str, ColumnOptions]) -> str | None:
         """Return the column of the user, by default the session or else the request column."""
@@ -97,11 +92,10 @@ def stored_problems(
                 f"histories.{name}.user: {user!r} is not a column with role 'id', 'session' or "
                 "'request'. Give it one of these roles in columns"
             )
-        if time is None or history.time not in (None, time):
+        if time is None:
             yield (
-                f"histories.{name}.time: {history.time or 'the table'!r} "
-                f"{'is not' if history.time else 'has no'} column with role 'time'. Set this role "
-                "in columns"
+                f"histories.{name}: the events before a row need its time, but no column has the "
+                "role 'time'. Set this role in columns"
             )
 
 

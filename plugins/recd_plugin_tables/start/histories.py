@@ -73,7 +73,7 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
     same = item is not None and sort_of(item.seen.leaf.type) == stored.kind
     return StoredHistory(
         name=next(name for name in names if name not in taken),
-        options={"store": str(path), "user": user, "time": time.name, "item": stored.name},
+        options={"store": str(path), "user": user, "item": stored.name},
         distinct=store.num_distinct(stored.name),
         shares=item.name if item is not None and same else None,
     )

@@ -91,7 +91,7 @@ def test_a_history_has_the_last_events_before_the_row_and_no_later_ones(tmp_path
     assert pq.ParquetFile(path).num_row_groups > 3
     histories = {
         "clicks": {"store": path, "last": 7},
-        "kinds": {"store": path, "item": "kind", "user": "user", "time": "ts", "last": 1000},
+        "kinds": {"store": path, "item": "kind", "user": "user", "last": 1000},
     }
     data = table(
         write(tmp_path / "rows.parquet", rows),
@@ -203,7 +203,7 @@ def test_a_reader_does_not_continue_with_other_events(tmp_path):
     [
         ({"of": "shown"}, "either of .* or store"),
         ({"user": "row"}, "'row' is not a column with role 'id', 'session' or 'request'"),
-        ({"time": "row"}, "'row' is not column with role 'time'"),
+        ({"columns": {**USES, "ts": "number"}}, "no column has the role 'time'"),
         ({"ties": "stored"}, "only events before the row's time"),
     ],
 )
