@@ -80,16 +80,20 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
 
 
 def event_log_beside(table: str, guesses: Guesses) -> Path | None:
-    """Return a file beside the table with its user and item columns, a time and no label."""
+    """Return a file beside the table with its user and item columns, a time and no label.
+
+    A file with all features is a table to score.
+    """
     user, item, label = _user(guesses), guesses.item, guesses.the("label")
     if user is None or item is None or label is None or guesses.the("time") is None:
         return None
+    needed = {each.name for each in guesses.columns if not {"label", "unused"} & {*each.roles}}
     for path in islice(_files_beside(Path(table)), _MOST_FILES):
         with suppress(DataError):
             source = open_source(path)
-            if {user, item.name} <= {
-                *source.schema.names
-            } and label.name not in source.schema.names:
+            names = {*source.schema.names}
+            is_to_score = needed <= names
+            if {user, item.name} <= names and label.name not in names and not is_to_score:
                 found = survey(source, ())
                 if time_column(found, list(found.seen)) is not None:
                     return path

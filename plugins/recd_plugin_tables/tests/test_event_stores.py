@@ -278,6 +278,8 @@ def test_init_finds_a_log_beside_the_table(tmp_path, monkeypatch):
         return done.output
 
     init = ["init", "shown.parquet", "my.yaml", "--time", "ts"]
+    to_score = {name: each for name, each in rows.items() if name != "click"}
+    write(tmp_path / "a_new_table.parquet", to_score)
     assert "repeat this command with --histories log.parquet --force" in recd(*init)
     recd(*init, "--histories", "log.parquet", "--force")
     registry = YAML(typ="safe").load(tmp_path / "my.yaml")
