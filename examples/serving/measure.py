@@ -26,10 +26,11 @@ CANDIDATES = 38
 
 
 @contextmanager
-def served(folder: Path, program: str = "model.pt2") -> Iterator[str]:
+def served(folder: Path, program: str | None = None) -> Iterator[str]:
     """Run serve.py on a free port, and yield its URL."""
     script = str(Path(__file__).with_name("serve.py"))
-    command = [sys.executable, script, str(folder), "--program", program, "--port", "0"]
+    command = [sys.executable, script, str(folder), "--port", "0"]
+    command += ["--program", program] if program else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -40,20 +41,27 @@ def served(folder: Path, program: str = "model.pt2") -> Iterator[str]:
             process.terminate()
 
 
-def bodies(folder: Path, count: int, *, plain: bool = False) -> list[bytes]:
-    """Return ``count`` JSON requests. With ``plain``, each candidate repeats the history."""
+def bodies(folder: Path, count: int) -> list[bytes]:
+    """Return ``count`` JSON requests."""
     file = next(iter(sorted(folder.rglob("*.parquet"))))
     names = [*SHARED, "item", "category", "price"]
     rows = pq.read_table(file, columns=names).slice(0, count * CANDIDATES).to_pylist()
     found = []
     for first in range(0, len(rows), CANDIDATES):
         candidates = rows[first : first + CANDIDATES]
-        request = {} if plain else {name: candidates[0].pop(name) for name in SHARED}
-        for row in () if plain else candidates[1:]:
+        request = {name: candidates[0][name] for name in SHARED}
+        for row in candidates:
             for name in SHARED:
                 del row[name]
         found.append(json.dumps({"request": request, "candidates": candidates}).encode())
     return found
+
+
+def cached(sent: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return the requests with a key, and the same requests without user features."""
+    requests = [{**json.loads(body), "key": number} for number, body in enumerate(sent)]
+    keyed = [json.dumps(each).encode() for each in requests]
+    return keyed, [json.dumps({**each, "request": {}}).encode() for each in requests]
 
 
 def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, Any]:
@@ -64,11 +72,21 @@ def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, Any]
 
 
 def measured(
-    url: str, sent: list[bytes], rounds: int, clients: int, expected: list[float]
+    url: str,
+    sent: list[bytes],
+    rounds: int,
+    clients: int,
+    expected: list[float],
+    first: list[bytes] | None = None,
 ) -> dict[str, float]:
-    """Send all requests ``rounds`` times from parallel clients, and compare the scores."""
+    """Send all requests ``rounds`` times from parallel clients, and compare the scores.
 
-    def client(number: int) -> tuple[list[float], int, float]:
+    The requests ``first`` are sent once before, by default ``sent``.
+    """
+
+    def client(
+        number: int, sent: list[bytes] = sent, rounds: int = rounds
+    ) -> tuple[list[float], int, float]:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
         times, errors, largest = [], 0, 0.0
         for at in [*range(number, len(sent), clients)] * rounds:
@@ -83,7 +101,7 @@ def measured(
         return times, errors, largest
 
     with ThreadPoolExecutor(clients) as pool:
-        list(pool.map(client, range(clients)))  # warm-up
+        list(pool.map(lambda number: client(number, first or sent, 1), range(clients)))  # warm-up
         start = time.perf_counter()
         found = list(pool.map(client, range(clients)))
         seconds = time.perf_counter() - start
@@ -104,17 +122,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="Output folder of recd export.")
     parser.add_argument("table", type=Path, help="Folder with the requests.")
     parser.add_argument("--scores", type=Path, required=True, help="JSON lines of recd predict.")
-    parser.add_argument("--program", default="model.pt2")
-    parser.add_argument("--plain", action="store_true", help="Repeat histories in candidates.")
+    parser.add_argument("--program", help="Option of serve.py.")
+    parser.add_argument("--cached", action="store_true", help="Send user features only once.")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=4)
     options = parser.parse_args()
     with options.scores.open(encoding="utf-8") as lines:
         expected = [json.loads(line)["score"] for line in lines]
-    sent = bodies(options.table, options.requests, plain=options.plain)
+    sent = bodies(options.table, options.requests)
+    first, sent = cached(sent) if options.cached else (sent, sent)
     with served(options.folder, options.program) as url:
-        print(json.dumps(measured(url, sent, options.rounds, options.clients, expected)))
+        print(json.dumps(measured(url, sent, options.rounds, options.clients, expected, first)))
 
 
 if __name__ == "__main__":

@@ -271,7 +271,11 @@ def predict(
         )
 
 
-_FILES = ("model.pt2", "model_int8.pt2", "signature.json", "encode.py", "sample_request.json")
+_PROGRAMS = ("model", "user", "candidates")
+_FILES = (
+    *(f"{name}{tables}.pt2" for name in _PROGRAMS for tables in ("", "_int8")),
+    *("signature.json", "encode.py", "sample_request.json"),
+)
 
 
 @click.command()
@@ -289,7 +293,8 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json", "encode.py", "sample_
 @click.option(
     "--int8",
     is_flag=True,
-    help="Also write model_int8.pt2, with 8-bit tables, and report the error of its scores.",
+    help="Also write programs with 8-bit tables, such as model_int8.pt2, and report the error of "
+    "their scores.",
 )
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.pass_obj
@@ -303,13 +308,15 @@ def export(
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Export a trained model as one program of torch.export.
+    """Export a trained model as programs of torch.export.
 
     The program model.pt2 accepts raw ids and numbers, preprocesses them as in training, and returns
     probabilities. It needs only torch: load it with torch.export.load. encode.py turns raw rows
     into the inputs of the program, as signature.json describes. sample_request.json is a request
-    for examples/serving. Its part request has the columns that all candidates share. Move a column
-    if the guess is wrong.
+    for examples/serving. Its part request has the columns that all candidates share.
+
+    With user features, user.pt2 computes the user side once per request, and candidates.pt2 returns
+    the scores. The converter's option user_features names the features.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.
@@ -335,6 +342,9 @@ def export(
     say_absent(read, chosen)
     error = export_to(read, chosen, output, int8=int8)
     click.echo(f"{output / 'model.pt2'}: exported the model of {chosen}", err=True)
+    if (output / "user.pt2").exists():
+        parts = f"{output / 'user.pt2'}, {output / 'candidates.pt2'}"
+        click.echo(f"{parts}: the same model, with user features once per request", err=True)
     click.echo(f"{output / 'sample_request.json'}: a request for examples/serving", err=True)
     if error is not None:
         click.echo(

@@ -5,6 +5,13 @@ It needs only Python, and torch for ``Inputs.tensors``:
     encoder = Encoder("exported")
     model = torch.export.load("exported/model.pt2").module()
     scores = model(*encoder.encode(rows).tensors())
+
+If there are user features, two programs compute the same scores:
+
+    user, candidates = (torch.export.load(f"exported/{name}.pt2").module() for name in
+                        ("user", "candidates"))
+    vectors = user(*encoder.encode_user(request).tensors())  # once per request
+    scores = candidates(vectors, *encoder.encode_candidates(rows).tensors())
 """
 
 from __future__ import annotations
@@ -82,6 +89,8 @@ class Encoder:
     ) -> None:
         text = Path(folder, "signature.json").read_text(encoding="utf-8")
         self._features: list[dict[str, Any]] = json.loads(text)["features"]
+        self._user = [one for one in self._features if one.get("user")]
+        self._candidates = [one for one in self._features if not one.get("user")]
         columns = [one["column"] for one in self._features]
         self._known = {*columns, *(name.partition(".")[0] for name in columns)}
         self._strict, self._row, self._shared = strict, row, shared
@@ -97,6 +106,43 @@ class Encoder:
         Raises:
             ValueError: the column in the message is missing, misspelt or has a wrong value.
         """
+        return self._inputs(self._features, rows, shared)
+
+    def encode_user(self, request: Row) -> Inputs:
+        """Encode the user features of a request for ``user.pt2``. Other columns are ignored.
+
+        Raises:
+            ValueError: the column in the message is missing or has a wrong value.
+        """
+        for one in self._user:
+            if _find(request, one["column"]) is _ABSENT and not one.get("optional"):
+                raise ValueError(
+                    f"{self._shared}: column {one['column']!r} is missing. Add the column."
+                )
+        return self._inputs(self._user, [{}], request)
+
+    def encode_candidates(self, rows: Sequence[Row], shared: Row | None = None) -> Inputs:
+        """Encode the other features of rows for ``candidates.pt2``, as ``encode`` does.
+
+        Raises:
+            ValueError: the column in the message is missing, misspelt or has a wrong value, or is a
+                user feature in a row.
+        """
+        inputs = self._inputs(self._candidates, rows, shared)
+        for number, row in enumerate(rows):
+            if columns := self.user_columns(row):
+                raise ValueError(
+                    f"{self._place(number)}: column {min(columns)!r} is a user feature. Move the "
+                    f"column to {self._shared}."
+                )
+        return inputs
+
+    def user_columns(self, row: Row) -> dict[str, Any]:
+        """Return the columns of user features that a row has, with their values."""
+        found = {one["column"]: _find(row, one["column"]) for one in self._user}
+        return {name: value for name, value in found.items() if value is not _ABSENT}
+
+    def _inputs(self, features: Sequence[Row], rows: Sequence[Row], shared: Row | None) -> Inputs:
         if not rows:
             raise ValueError(f"The list of {self._row}s is empty. Send at least one {self._row}.")
         shared = {} if shared is None else shared
@@ -108,7 +154,7 @@ class Encoder:
             if not row.keys() <= self._known:
                 self._check_names(row, shared, self._place(number - 1))
         found = Inputs([[] for _ in rows], {}, {}, {})
-        for one in self._features:
+        for one in features:
             column, values = one["column"], [_find(row, one["column"]) for row in rows]
             once = (value := _find(shared, column)) is not _ABSENT
             if not once and one.get("optional"):

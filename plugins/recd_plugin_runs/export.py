@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import click
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -17,12 +19,14 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from recd_plugin_runs.signature import encodings, sample_request, signature, user_features
+from recd_plugin_runs.split_program import split_program
 from recd_plugins.api import (
-    Dataset,
     FeatureSchema,
     ModelInput,
     Preprocessing,
     RecdError,
+    RequestRows,
     Rows,
     RunConfig,
     arrow,
@@ -58,6 +62,34 @@ class ServingModel(nn.Module):
 
         ``signature.json`` describes the inputs.
         """
+        columns = self.dense_columns(self.schema.dense, dense)
+        dense = torch.cat([*columns.values()], dim=1) if columns else dense
+        return self.predictions(dense.float(), values, lengths, rows)
+
+    def dense_columns(self, names: Sequence[str], dense: Tensor) -> dict[str, Tensor]:
+        """Preprocess dense features ``[B, num_dense]``. Return the columns of each feature."""
+        torch._assert_async(
+            dense.isfinite().all(),
+            "dense: a number is NaN or infinite. Replace missing numbers as signature.json says.",
+        )
+        columns = {}
+        for index, name in enumerate(names):
+            numbers = dense[:, index]
+            offsets = torch.arange(dense.shape[0] + 1)
+            for step in self.steps.get(name, ()):
+                numbers, offsets = step.transform(numbers, offsets)
+            columns[name] = numbers.view(dense.shape[0], -1)
+        return columns
+
+    def predictions(
+        self,
+        dense: Tensor,
+        values: Mapping[str, Tensor],
+        lengths: Mapping[str, Tensor],
+        rows: Mapping[str, Tensor],
+        request: RequestRows | None = None,
+    ) -> Tensor:
+        """Return the result of ``forward`` for preprocessed dense features."""
         features = {}
         for name in self.schema.sparse:
             _check_lengths(name, lengths[name], values[name])
@@ -66,11 +98,6 @@ class ServingModel(nn.Module):
             for step in self.steps.get(name, ()):
                 ids, offsets = step.transform(ids, offsets)
             features[name] = StoredRows(ids, offsets.diff(), rows[name])
-        torch._assert_async(
-            dense.isfinite().all(),
-            "dense: a number is NaN or infinite. Replace missing numbers as signature.json says.",
-        )
-        dense = self._dense(dense).float()
         batch = ModelInput(
             dense_features=dense,
             sparse_features=features,
@@ -79,19 +106,57 @@ class ServingModel(nn.Module):
             sequence_features=features,
             num_unique={name: each.counts.shape[0] for name, each in features.items()},
             inverse_lookup={name: each.rows for name, each in features.items()},
+            request=request,
         )
         _, (_, logits, _) = self.model(batch)
         return tasks.predictions(self.schema.tasks, logits)
 
-    def _dense(self, dense: Tensor) -> Tensor:
-        columns = []
-        for index, name in enumerate(self.schema.dense):
-            numbers = dense[:, index]
-            offsets = torch.arange(dense.shape[0] + 1)
-            for step in self.steps.get(name, ()):
-                numbers, offsets = step.transform(numbers, offsets)
-            columns.append(numbers.view(dense.shape[0], -1))
-        return torch.cat(columns, dim=1) if columns else dense
+
+Inputs = tuple[Tensor, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+
+
+class RequestServingModel(ServingModel):
+    """A ``ServingModel`` with the user features of one request in inputs of their own.
+
+    Args:
+        whole: the model.
+        user: names of the user features, sparse or dense.
+    """
+
+    def __init__(self, whole: ServingModel, user: Collection[str]) -> None:
+        super().__init__(whole.model, whole.schema, whole.steps)
+        self.user, self.candidates = (
+            replace(
+                whole.schema,
+                sparse=tuple(name for name in whole.schema.sparse if (name in user) == of_user),
+                dense=tuple(name for name in whole.schema.dense if (name in user) == of_user),
+            )
+            for of_user in (True, False)
+        )
+
+    def forward(self, user: Inputs, candidates: Inputs) -> Tensor:  # type: ignore[override]
+        """Return the predictions of B candidates. Both inputs are as those of ``ServingModel``."""
+        num_rows = candidates[0].shape[0]
+        shared = {
+            name: column.expand(num_rows, -1)
+            for name, column in self.dense_columns(self.user.dense, user[0]).items()
+        }
+        columns = shared | self.dense_columns(self.candidates.dense, candidates[0])
+        named = [(name, n) for name in self.schema.dense for n in range(columns[name].shape[1])]
+        request = RequestRows(
+            torch.zeros(num_rows, dtype=torch.int64),
+            torch.zeros(1, dtype=torch.int64),
+            self.user.sparse,
+            tuple(position for position, (name, _) in enumerate(named) if name in shared),
+        )
+        in_order = [columns[name] for name in self.schema.dense]
+        return self.predictions(
+            (torch.cat(in_order, dim=1) if in_order else candidates[0]).float(),
+            {**user[1], **candidates[1]},
+            {**user[2], **candidates[2]},
+            {**dict.fromkeys(self.user.sparse, request.inverse), **candidates[3]},
+            request,
+        )
 
 
 def _check_lengths(name: str, lengths: Tensor, ids: Tensor) -> None:
@@ -254,6 +319,11 @@ PROGRAM, INT8_PROGRAM, SIGNATURE, ENCODE, SAMPLE = (
     "encode.py",
     "sample_request.json",
 )
+#: The user and candidate parts of each program.
+PARTS = {
+    PROGRAM: ("user.pt2", "candidates.pt2"),
+    INT8_PROGRAM: ("user_int8.pt2", "candidates_int8.pt2"),
+}
 # Number of rows that suffices to measure the error of 8-bit tables.
 _ROWS_COMPARED = 4096
 
@@ -269,18 +339,40 @@ def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) 
 def exported(model: ServingModel) -> ExportedProgram:
     """Export a model with torch.export, for any number of batch rows, stored rows and ids."""
     inputs = _example(model.schema)
-    dynamic = tuple(
-        {name: {0: Dim.DYNAMIC} for name in each} if isinstance(each, dict) else {0: Dim.DYNAMIC}
-        for each in inputs
-    )
+    return _exported(model, inputs, tuple(_sizes(each) for each in inputs))
+
+
+def exported_parts(
+    whole: ServingModel, user: Collection[str]
+) -> tuple[ExportedProgram, ExportedProgram]:
+    """Export a model as a user program and a candidates program.
+
+    The user program takes the inputs of the features ``user``, with one row, and returns a dict of
+    tensors. The candidates program takes this dict and the inputs of the other features.
+    """
+    model = RequestServingModel(whole, user).eval()
+    inputs = _example(model.user, of_user=True), _example(model.candidates)
+    of_user = (None, _sizes(inputs[0][1]), *(dict.fromkeys(each) for each in inputs[0][2:]))
+    sizes = of_user, tuple(_sizes(each) for each in inputs[1])
+    # Creates the constants of split layers, which tracing would compute in each call.
+    with patch("torch.compiler.is_exporting", return_value=True), torch.no_grad():
+        model(*inputs)
+    return split_program(_exported(model, inputs, sizes), inputs, sizes)
+
+
+def _exported(model: nn.Module, inputs: tuple[Any, ...], sizes: tuple[Any, ...]) -> ExportedProgram:
     # As in a script, modules use plain torch operations instead of compiled kernels.
     with patch("torch.jit.is_scripting", return_value=True), torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=False)
+        return torch.export.export(model, inputs, dynamic_shapes=sizes, strict=False)
 
 
-def write_export(model: ServingModel, folder: Path, name: str) -> None:
-    """Export a model to file ``name`` in ``folder``."""
-    program = exported(model)
+def _sizes(value: Tensor | dict[str, Tensor]) -> Any:
+    dynamic = {0: Dim.DYNAMIC}
+    return dict.fromkeys(value, dynamic) if isinstance(value, dict) else dynamic
+
+
+def write_export(program: ExportedProgram, folder: Path, name: str) -> None:
+    """Write a program to file ``name`` in ``folder``."""
     _detach_empty(program)
     with file_utils.new_file(folder / name) as temporary, temporary.open("wb") as file:
         torch.export.save(program, file)
@@ -307,18 +399,22 @@ def export_to(
     registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
 ) -> ScoreError | None:
     """Export a checkpoint to a folder. With ``int8``, also export 8-bit tables and their error."""
+    for name in (INT8_PROGRAM, *chain(*PARTS.values())):
+        (folder / name).unlink(missing_ok=True)  # from a previous export
     model = serving_model(registry, checkpoint)
-    write_export(model, folder, PROGRAM)
-    described = signature(model, registry.dataset)
+    features = encodings(model.schema, registry.dataset)
+    user = user_features(registry, features)
+    if not _write_programs(model, user, folder, PROGRAM):
+        user = frozenset()
+    described = signature(model.schema, model.steps, features, user)
     file_utils.write_json(folder / SIGNATURE, described)
     file_utils.write_json(folder / SAMPLE, sample_request(registry, described["features"]))
     encode = Path(__file__).with_name(ENCODE).read_text(encoding="utf-8")
     file_utils.write_text(folder / ENCODE, encode)
-    (folder / INT8_PROGRAM).unlink(missing_ok=True)  # from a previous export
     if not int8:
         return None
     quantized = serving_model(registry, checkpoint, int8=True)
-    write_export(quantized, folder, INT8_PROGRAM)
+    _write_programs(quantized, user, folder, INT8_PROGRAM)
     if isinstance(registry.dataset, trained_models.AbsentData):
         return None
     differences = []
@@ -328,6 +424,22 @@ def export_to(
             differences.append((model(*inputs) - quantized(*inputs)).abs())
     difference = torch.cat(differences)
     return ScoreError(len(difference), float(difference.mean()), float(difference.max()))
+
+
+def _write_programs(model: ServingModel, user: Collection[str], folder: Path, name: str) -> bool:
+    """Export a model, and its two parts if there are user features. Return whether there are."""
+    write_export(exported(model), folder, name)
+    if not user:
+        return False
+    try:
+        programs = exported_parts(model, user)
+    except Exception as error:  # of any kind, from tracing a model plugin
+        reason = str(error).partition("\n")[0]
+        click.echo(f"{name} is not split into user and candidates programs: {reason}", err=True)
+        return False
+    for program, part in zip(programs, PARTS[name], strict=True):
+        write_export(program, folder, part)
+    return True
 
 
 def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
@@ -343,124 +455,19 @@ def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
     )
 
 
-def signature(model: ServingModel, dataset: Dataset) -> dict[str, Any]:
-    """Return a JSON description of the inputs of an exported program, and how to encode them."""
-    schema = model.schema
-    features = _encodings(schema, dataset)
-    for one in features:
-        is_sparse = one["feature"] in schema.sparse
-        one["shared"] = "stored once" if is_sparse else "repeated for each row"
-        names = (one["feature"], f"{one['feature']}_0")  # of a list, all numbers have equal steps
-        steps = next((model.steps[name] for name in names if name in model.steps), ())
-        one["preprocessing"] = [
-            {"use": step.name, "options": step.options.model_dump(mode="json")} for step in steps
-        ]
-    return {
-        "dense": list(schema.dense),
-        "sparse": list(schema.sparse),
-        "inputs": {
-            "dense": "float64 [B, dense]: finite dense features, in the order of key dense",
-            "values": "per sparse feature: int64 [num_values], the raw ids of all stored rows",
-            "lengths": "per sparse feature: int64 [num_stored], the number of ids per stored row",
-            "rows": "per sparse feature: int64 [B], the index of the stored row of each row",
-        },
-        **_output(schema),
-        "features": features,
-        "rules": _RULES,
-    }
+def _example(schema: FeatureSchema, *, of_user: bool = False) -> Inputs:
+    """Return example inputs for tracing, in which all dynamic sizes differ.
 
-
-def _output(schema: FeatureSchema) -> dict[str, Any]:
-    if not schema.tasks:
-        return {"output": "float32 [B]: the probability of each row"}
-    return {
-        "output": "float32 [B, tasks]: the predictions of each row, in the order of key tasks",
-        "tasks": [
-            {"name": task.name, "type": task.type, "output": task.output} for task in schema.tasks
-        ],
-    }
-
-
-_RULES = {
-    "column": "column of a raw row; a dot separates a struct from its field",
-    "kind": "id: one id. ids: a list of ids. number: one number. numbers: a list of width numbers",
-    "value": {
-        "integer": "a 64-bit integer, which is its own id",
-        "digits": "an integer, or a text of its digits",
-        "text": "BLAKE2b of the UTF-8 text with a digest of 8 bytes, as a little-endian integer, "
-        "shifted right by 1 bit",
-        "bytes": "hashed like the bytes of a text",
-        "time": "part by of a time: hour (of the day), weekday (Monday is 0) or day (since 1970). "
-        "ids are rounded down. A number is a time in unit",
-        "number": "a number, rounded to float32 if float32 is true",
-        "seconds": "a time of day or a duration in seconds",
-    },
-    "boolean": "also accepts the texts true and false",
-    "single": "true if one id needs no list",
-    "separator": "separates ids in a text. If it is a comma or space, brackets around the text and "
-    "quotes around ids in brackets are removed",
-    "missing": "replaces a missing value: an id or number, empty (no id) or error",
-    "optional": "true if a missing value may be left out of the row",
-    "empty_is_missing": "an empty text is a missing value, as in the CSV file of training",
-    "infinite": "replaces a number that float32 cannot represent",
-    "max_length": "only the last ids are used",
-    "preprocessing": "steps inside the program, such as hashes and vocabularies",
-    "shared": "what encode.py does with a value that all rows of a request share",
-}
-
-
-def sample_request(registry: RunConfig, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a request with one candidate, as in ``examples/serving``.
-
-    The values are from the first training rows, or zeros if the rows cannot be read.
+    With ``of_user``, the inputs have one row.
     """
-    dataset = registry.dataset
-    shared: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    try:
-        if (sample := getattr(dataset, "sample_request", None)) is not None:
-            shared, own = sample()
-            return {"request": shared, "candidates": [own]}
-        rows = next(row_tables.training_rows(registry, 1)).data.to_pylist()
-    except (RecdError, StopIteration):
-        rows = [{}]
-    zeros: dict[str, Any] = {"text": "a", "bytes": "00", "time": "2024-01-01T00:00:00"}
-    for one in features:
-        value = zeros.get(one["value"], 0)
-        if one["kind"] == "numbers":
-            value = [0.0] * one["width"]
-        elif one["kind"] == "ids":
-            value = [value]
-        value = rows[0].get(one["column"], value)
-        (shared if one["kind"] == "ids" else own)[one["column"]] = value
-    return {"request": shared, "candidates": [own]}
-
-
-def _encodings(schema: FeatureSchema, dataset: Dataset) -> list[dict[str, Any]]:
-    """Return how to encode each feature, from method ``encodings`` of a dataset that has one."""
-    try:
-        encodings = getattr(dataset.to_score(""), "encodings", None)
-    except RecdError:  # this dataset cannot score other tables
-        encodings = None
-    if encodings is not None:
-        found: list[dict[str, Any]] = encodings()
-        return found
-    ids: dict[str, Any] = {"kind": "ids", "value": "integer", "missing": "error", "single": True}
-    number = {"kind": "number", "value": "number", "missing": "error", "infinite": "error"}
-    columns = {**dict.fromkeys(schema.sparse, ids), **dict.fromkeys(schema.dense, number)}
-    return [{"feature": name, "column": name, **rules} for name, rules in columns.items()]
-
-
-def _example(schema: FeatureSchema) -> tuple[Any, ...]:
-    """Return example inputs for tracing, in which all dynamic sizes differ."""
     values: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
-    batch_size = 5
+    num_rows = 1 if of_user else 5
     for number, name in enumerate(schema.sparse, 1):
-        num_stored = batch_size + number
-        lengths[name] = torch.full((num_stored,), 2)
-        values[name] = torch.arange(2 * num_stored) % 2
-        rows[name] = torch.arange(batch_size)
-    dense = torch.zeros(batch_size, len(schema.dense), dtype=torch.float64)
+        num_stored, length = (1, 1_001 + 2 * number) if of_user else (num_rows + number, 2)
+        lengths[name] = torch.full((num_stored,), length)
+        values[name] = torch.zeros(num_stored * length, dtype=torch.int64)
+        rows[name] = torch.arange(num_rows)
+    dense = torch.zeros(num_rows, len(schema.dense), dtype=torch.float64)
     return dense, values, lengths, rows

@@ -149,6 +149,7 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.index_select import jagged_index_select
     from recd_plugins.sparse.partial import RowPacker
     from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
+    from recd_plugins.sparse.request_rows import RequestRows
     from recd_plugins.training import identity as run_identity
     from recd_plugins.training import measurement as measurements
     from recd_plugins.training import result as run_results

@@ -30,15 +30,19 @@ SMALL = {
     "make_requests.py": ["20"],
     "run": ["training.ranks=1", "training.batch_size=64", "training.steps=3"],
     "predict": ["--ranks", "1"],
-    "measure.py": ["--requests", "4", "--rounds", "1"],
+    "measure.py": ["--requests", "4", "--rounds", "1", "--cached"],
 }
 
 
 @pytest.fixture(scope="module")
 def measure() -> Any:
+    return imported("measure")
+
+
+def imported(name: str) -> Any:
     sys.path.insert(0, str(EXAMPLE))
     try:
-        return importlib.import_module("measure")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(EXAMPLE))
 
@@ -90,19 +94,44 @@ def test_the_load_test_finds_no_errors(folder: Path) -> None:
     assert 0 < found["p50_ms"] <= found["p99_ms"]
 
 
-def test_histories_are_sent_once_or_with_each_candidate(
-    folder: Path, measure: Any, connection: http.client.HTTPConnection
+@pytest.mark.parametrize("program", ["model.pt2", "model_int8.pt2", "candidates_int8.pt2"])
+def test_each_program_can_be_served(
+    program: str, folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    scorer = imported("serve").Scorer(folder / "exported", program)
     scores = [json.loads(line)["score"] for line in (folder / "scores.jsonl").open()]
-    sizes = []
-    for plain in (False, True):
-        sent = measure.bodies(folder / "data" / "test", 2, plain=plain)
-        status, answer = measure.post(connection, sent[1])
-        assert status == 200
-        expected = scores[measure.CANDIDATES : 2 * measure.CANDIDATES]
-        assert answer["scores"] == pytest.approx(expected, abs=1e-6)
-        sizes.append(len(sent[1]))
-    assert sizes[0] < sizes[1] / 5
+    expected = pytest.approx(
+        scores[measure.CANDIDATES : 2 * measure.CANDIDATES], abs=0.01 if "int8" in program else 1e-6
+    )
+    _, sent = measure.bodies(folder / "data" / "test", 2)
+    assert scorer.score(sent) == expected
+    if program.startswith("model"):  # the whole program also takes histories with each candidate
+        body = json.loads(sent)
+        rows = [{**body["request"], **row} for row in body["candidates"]]
+        assert scorer.score(json.dumps({"candidates": rows}).encode()) == expected
+
+
+def test_user_features_are_cached_by_key(
+    folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    serve = imported("serve")
+    scorer = serve.Scorer(folder / "exported", cache_size=2)
+    scores = [json.loads(line)["score"] for line in (folder / "scores.jsonl").open()]
+    sent = measure.bodies(folder / "data" / "test", 2)
+    expected = [scores[: measure.CANDIDATES], scores[measure.CANDIDATES : 2 * measure.CANDIDATES]]
+    keyed, later = measure.cached(sent)
+    for bodies in (sent, keyed, later, later):
+        for body, wanted in zip(bodies, expected, strict=True):
+            assert scorer.score(body) == pytest.approx(wanted, abs=1e-6)
+    changed = {**json.loads(sent[1]), "key": 0}  # another user with a known key
+    assert scorer.score(json.dumps(changed).encode()) == pytest.approx(expected[1], abs=1e-6)
+    del changed["request"]
+    assert scorer.score(json.dumps(changed).encode()) == pytest.approx(expected[1], abs=1e-6)
+    scorer.score(json.dumps({**json.loads(sent[0]), "key": "new"}).encode())  # evicts key 1
+    with pytest.raises(serve.UnknownKeyError, match="Key 1 is not cached"):
+        scorer.score(later[1])
 
 
 def test_the_readme_asks_the_server(measure: Any, connection: http.client.HTTPConnection) -> None:
@@ -128,8 +157,21 @@ WRONG = {
     "missing": (
         f'{{"request": {{}}, "candidates": [{ITEM}]}}',
         400,
-        "'user' is missing. Add the column to the candidate or to request",
+        "request: column 'user' is missing. Add the column.",
     ),
+    "missing item": (
+        f'{{"request": {USER}, "candidates": [{{"item": [1], "price": 0.5}}]}}',
+        400,
+        "candidate 0: column 'category' is missing. Add the column to the candidate or to request",
+    ),
+    "part of the user": (
+        f'{{"key": 1, "request": {{"user": [1]}}, "candidates": [{ITEM}]}}',
+        400,
+        "request: column 'history' is missing",
+    ),
+    "unknown key": (f'{{"key": "u", "candidates": [{ITEM}]}}', 404, "Key 'u' is not cached"),
+    "wrong key": (f'{{"key": [1], "candidates": [{ITEM}]}}', 400, "Send a user or request id"),
+    "user only": (f'{{"key": 1, "request": {USER}}}', 400, "The body has the wrong form"),
     "key": (f'{{"shared": {USER}, "candidates": [{ITEM}]}}', 400, "Unknown key 'shared'"),
     "misspelt": (ITEM[:-1] + ', "categry": [1]}', 400, "'categry'. Did you mean 'category'?"),
     "NaN": (ITEM.replace("0.5", "NaN"), 400, "NaN is not a JSON number; send null"),
@@ -146,7 +188,7 @@ WRONG = {
     "no such row": (ITEM.replace("[1]", "[1000000000]"), 400, "outside its embedding table"),
     "negative": (ITEM.replace("[1]", "[-1]"), 400, "outside its embedding table"),
     "object": (ITEM.replace("[1]", '{"lengths": -1}'), 400, "needs a list of ids"),
-    "twice": (ITEM[:-1] + ', "user": [1]}', 400, "'user' is in the candidate and in request"),
+    "twice": (ITEM[:-1] + ', "user": [1]}', 400, "'user' is a user feature. Move the column to"),
     "too large": (" " * (1 << 19), 413, "The body has over 262144 bytes"),
 }
 

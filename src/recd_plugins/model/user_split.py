@@ -31,6 +31,8 @@ from recd_plugins.sparse.request_rows import RequestRows
 # Multiply-adds that the split must save per batch row. The split adds gathers and small operations,
 # and with fewer saved multiply-adds it is slower. Measured on CPU, and estimated for CUDA.
 _MIN_SAVED = {"cpu": 8_192, "cuda": 131_072}
+# Batch rows per request row for which an exported program decides.
+_ROWS_OF_EXPORT = 100
 # Fewer dense user features, beside dense candidate features, cost less than a gather.
 _MIN_DENSE_COLUMNS = 8
 # CUDA graphs need equal shapes in each step, so U is padded to a multiple of B / 32. The padding
@@ -58,6 +60,8 @@ class RequestRowsOfBatch(nn.Module):
         request, num_rows = batch.request, batch.labels.shape[0]
         if request is None or not self.features:
             return None
+        if torch.compiler.is_exporting():  # for any number of rows
+            num_rows = _ROWS_OF_EXPORT * request.num_rows
         saved = self._saved(request) * (num_rows - request.num_rows)
         if saved < _MIN_SAVED["cuda" if batch.labels.is_cuda else "cpu"] * max(1, num_rows):
             return None
