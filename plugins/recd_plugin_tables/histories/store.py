@@ -76,7 +76,8 @@ class EventStore:
         Raises:
             DataError: the file is missing, or another program wrote it.
         """
-        text = (parquet.read_metadata(self.path).metadata or {}).get(METADATA)
+        (location,) = self._table.locations
+        text = (parquet.read_metadata(location).metadata or {}).get(METADATA)
         if text is None:
             raise DataError(
                 f"{self.path}: this file is not a store of events. Write one with recd histories "
@@ -160,6 +161,11 @@ class EventStore:
 
     @cached_property
     def _table(self) -> parquet.ParquetTable:
+        if not self.path.is_file():
+            raise DataError(
+                f"{self.path}: the file does not exist. Write it with recd histories build EVENTS "
+                f"{self.path}."
+            )
         return parquet.ParquetTable(self.path)
 
     @cached_property

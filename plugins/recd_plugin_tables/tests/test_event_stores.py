@@ -180,6 +180,9 @@ def test_other_files_and_unsorted_events_are_refused(tmp_path):
     pq.write_table(events.replace_schema_metadata(None), path)
     with pytest.raises(DataError, match=r"not a store of events. Write one with recd histories"):
         late(tmp_path).prepare()
+    path.unlink()
+    with pytest.raises(DataError, match=r"the file does not exist. Write it with recd histories"):
+        late(tmp_path).prepare()
 
 
 def test_a_reader_does_not_continue_with_other_events(tmp_path):
