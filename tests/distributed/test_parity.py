@@ -128,6 +128,7 @@ POOLINGS: list[tuple[str, dict[str, Any]]] = [
     ("recd.transformer", {"norm": "post"}),
     ("recd.din", {"target": "p3"}),
     ("recd.din", {"target": "p2", "weights": "sigmoid", "heads": 2}),
+    ("recd.target_attention", {"target": "p3", "layers": 1, "positions": 3}),
 ]
 FORMS, POOL_ROWS = ("unique", "partial"), ("unique", "all")
 

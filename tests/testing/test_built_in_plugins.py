@@ -23,6 +23,7 @@ OPTIONS = {
     "recd.box_cox": {"lambda1": 0.5, "lambda2": 4.0},
     "recd.onehot": {"classes": 3},
     "recd.din": {"target": "item", "heads": 2},
+    "recd.target_attention": {"target": "item", "positions": 3, "encoder_layers": 1},
     "recd.transformer": {"layers": 2},
     "tables.vocabulary": {"rows": 100},
 }
