@@ -28,12 +28,12 @@ _STATE_VERSION = 1
 
 
 class WholeRequests(DatasetWrapper):
-    """Keeps each request in one batch, and deals the requests of a step to ranks by their cost.
+    """Keeps each request in one batch, and balances the cost of requests between ranks.
 
-    A request is a run of rows with the same session. A step has the requests of all ranks' batches
-    of the wrapped dataset, so its loss is the same up to the order of sums. Batches of ranks differ
-    in size, and training weights their losses by the number of rows. Each rank reads the rows of
-    all ranks.
+    A request is a run of rows with the same session. A step trains on the requests of all ranks'
+    batches of the wrapped dataset, so its loss is equal up to floating-point rounding. The batches
+    of ranks differ in size. Training weights their losses by the number of rows. Each rank reads
+    the rows of all ranks.
     """
 
     name = "recd.whole_requests"
@@ -112,14 +112,14 @@ class WholeRequests(DatasetWrapper):
 
 
 class RequestReader(Reader):
-    """Reader of whole requests. Reads the batches of all ranks, and yields this rank's requests.
+    """Reads the batches of all ranks, and yields this rank's share of whole requests.
 
-    A request that goes on in the next batch is carried over to the next step. A checkpoint stores
-    how many rows each rank's stream has carried over.
+    A request that continues in the next batch is carried over to the next step. A checkpoint stores
+    the number of rows that each rank's stream carried over.
 
     Args:
-        open_inner: function of a rank and a world size that opens a reader of the wrapped dataset,
-            with the session column.
+        open_inner: function that opens a reader of the wrapped dataset, with the session column.
+            Its arguments are a rank and the world size.
         cost: function that returns the cost of each row.
         session: name of the session column.
         with_session: whether to keep the session column.
@@ -196,7 +196,7 @@ class RequestReader(Reader):
         return state
 
     def _carried_rows(self, position: State) -> list[Rows]:
-        """Read the rows again that were carried over before the position."""
+        """Read again the rows that were carried over at ``position``."""
         from recd_plugins.api import row_tables
 
         if position["carried"] is None:
@@ -211,7 +211,7 @@ class RequestReader(Reader):
         return found
 
     def _whole(self, rows: Rows, following: Rows) -> int:
-        """Return the number of first rows of ``rows`` whose requests end before ``following``."""
+        """Return the number of rows without a last request that continues in ``following``."""
         column = rows.data.column(self._session)
         if column[-1].as_py() != following.data.column(self._session)[0].as_py():
             return len(rows)
@@ -224,7 +224,7 @@ class RequestReader(Reader):
         return np.concatenate(([0], np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1))
 
     def _deal(self, parts: list[Rows]) -> Rows:
-        """Return the requests of this rank, out of the requests of all ranks' rows."""
+        """Return the rows of this rank's requests, given the rows of all ranks."""
         from recd_plugins.api import row_tables
 
         rows = row_tables.concat_rows(parts)

@@ -35,7 +35,7 @@ class Run:
     style: int = 0
 
     def figures(self) -> dict[str, tuple[float | None, str]]:
-        """Return a dict from figure to (value, unit), with the log loss and AUC of baselines."""
+        """Return (value, unit) by metric name, including log loss and AUC of each baseline."""
         found: dict[str, tuple[float | None, str]] = {}
         stored = self.values.get("baselines", {}).items()
         test = self.values["test"] or {}
@@ -51,7 +51,7 @@ class Run:
         return found
 
     def figure(self, name: str) -> float | None:
-        """Return a metric, or None if missing. In a comparison, return the median over repeats."""
+        """Return a metric of the run, or None if missing. For repeated runs, return the median."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
         return self.figures().get(name, (None, ""))[0]
@@ -342,7 +342,7 @@ def _calibration(runs: Sequence[Run]) -> Iterable[html_page.Html]:
 
 
 def _costs(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield bars of the time and the bytes of a step."""
+    """Yield HTML bar charts: time per training step, and bytes sent per step."""
     waiting: dict[str, dict[str, float]] = {}
     stages: dict[str, dict[str, float]] = {}
     sent: dict[str, dict[str, float]] = {}
@@ -367,7 +367,7 @@ def _costs(runs: Sequence[Run]) -> Iterable[html_page.Html]:
 
 
 def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield a folded HTML table for each key of the reports that the page shows nowhere else."""
+    """Yield one collapsed HTML table per report key. Skip keys that the page shows elsewhere."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))

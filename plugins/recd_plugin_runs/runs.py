@@ -69,8 +69,8 @@ def listed(folder: Path) -> ListedRun:
 def settings_of(registry: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the values of a registry file by dotted key, with overrides such as ``KEY=VALUE``.
 
-    Keys of entries contain the plugin and its patterns instead of a number, so that the settings
-    of two registry files can be compared.
+    Keys of list entries contain the plugin and feature patterns, not the index. So two registry
+    files can be compared.
     """
     settings = {"training.seed": "0", **flat(_parsed(registry) or {})}
     for each in overrides:
@@ -85,7 +85,10 @@ def settings_of(registry: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _by_entry(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return settings with the entry ``[0]`` renamed to ``(PLUGIN PATTERNS)``."""
+    """Replace list indices in setting keys by plugin and feature patterns.
+
+    For example, ``pooling[0].x`` becomes ``pooling(PLUGIN PATTERNS).x``.
+    """
     names: dict[str, str] = {}
     has_optimizer = False
     for key, use in settings.items():

@@ -39,21 +39,21 @@ class ImportOptions(PluginOptions):
     )
     label: Labels = Field(
         default=(),
-        description="Labels of multi-task training: column names, or for each one name, column, "
-        "type, weight and loss. One column name is the same as role label in columns.",
+        description="Labels of multi-task training. Each is a column name, or a mapping with the "
+        "keys below. A single column name has the same effect as role `label` in `columns`.",
     )
     explode: tuple[str, ...] = Field(
         default=(),
-        description="Parallel list columns to explode: each element becomes a row, for "
-        "example one candidate.",
+        description="List columns with one element per candidate, all of equal length. Each "
+        "element becomes a row.",
     )
     implicit: bool = Field(
         default=False, description="For a log without a label: every row is positive (label 1)."
     )
     histories: dict[str, HistoryOptions] = Field(
         default={},
-        description="History features, by name: ids of earlier rows of the session (without a "
-        "label), or earlier events of the user.",
+        description="History features by name. Option `of` reads earlier rows of the session, and "
+        "needs `implicit`. Option `store` reads earlier events of the user.",
     )
     on_nan: OnNan = Field(
         default="error",

@@ -1,4 +1,4 @@
-"""Option ``label``: the labels of multi-task training, and their values in a table."""
+"""Option ``label`` of ``tables.table``: labels of multi-task training, and their values."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ class LabelOptions(PluginOptions):
     """One label of several: its column, type, weight and loss."""
 
     name: str = Field(pattern=r"^\w+$", description="Name of the label in metrics and score files.")
-    column: str = Field(default="", description="Column of the label; empty means the name.")
+    column: str = Field(
+        default="", description="Column of the label; empty means that name is also the column."
+    )
     type: tasks.TaskType = Field(
         default="binary",
-        description="binary: 0 or 1. regression: a number. weighted: 0 or 1, where the loss of a "
-        "positive row is multiplied by option value.",
+        description="binary: 0 or 1. regression: a number. weighted: 0 or 1. The loss of a "
+        "positive row is multiplied by the column in `value`.",
     )
-    weight: PositiveFloat = Field(default=1.0, description="Factor of this label's loss.")
+    weight: PositiveFloat = Field(
+        default=1.0,
+        description="Factor of this label's loss in the total loss. For row weights, see `value`.",
+    )
     loss: tasks.TaskLoss | None = Field(
         default=None,
-        description="Loss of a regression: mse of the value (default), or log_mse, the squared "
-        "error of log(1 + value).",
+        description="Types binary and weighted always use `bce`. Regression uses `mse` (default) "
+        "or `log_mse`, the squared error of log(1 + value).",
     )
     value: str | None = Field(
         default=None,
@@ -51,8 +56,8 @@ class LabelOptions(PluginOptions):
     missing: Literal["error", "drop"] | float | None = Field(
         default=None,
         description="How to handle a missing label: error, drop (the row), or a replacement value. "
-        "null: losses and metrics of this label leave out the row, and the loss of a rank is the "
-        "mean over its rows with the label.",
+        "null: this label's loss and metrics skip the row. Each rank averages the loss over its "
+        "labelled rows.",
     )
 
     @model_validator(mode="before")
@@ -96,12 +101,12 @@ class LabelOptions(PluginOptions):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that this label is computed from."""
+        """Source columns of this label."""
         return (self.column,) if self.value is None else (self.column, self.value)
 
     @property
     def rules(self) -> ColumnOptions:
-        """The options of a column of role label with the same values."""
+        """Options of a column with role label that has the same values."""
         given = {name: getattr(self, name) for name in ("positive_from", "positive")}
         return ColumnOptions.model_validate({"as": "label", **given})
 
@@ -114,7 +119,7 @@ Labels = Annotated[tuple[LabelOptions, ...], BeforeValidator(_listed)]
 
 
 def with_one_label(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return dataset options in which one plain binary ``label`` is a column of role label."""
+    """Move a single binary ``label`` of the dataset options to a column with role label."""
     listed = _listed(given.get("label"))
     if not isinstance(listed, list | tuple) or len(listed) != 1:
         return given
@@ -135,7 +140,7 @@ def with_one_label(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def label_problems(
     labels: Collection[LabelOptions], columns: Mapping[str, ColumnOptions], *, implicit: bool
 ) -> Iterator[str]:
-    """Yield an error text for each conflict of option ``label`` with other options."""
+    """Yield an error message for each conflict of option ``label`` with other options."""
     names = [each.name for each in labels]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"label: name {name!r} is given twice. Set option 'name' of one of them"
@@ -168,7 +173,7 @@ class LabelUse:
 def plan_labels(
     labels: Collection[LabelOptions], found: Mapping[str, Leaf]
 ) -> tuple[list[LabelUse], list[str]]:
-    """Find the leaves of labels among those of a table. Return them, and error texts."""
+    """Find the leaf column of each label. Return these columns and a list of error messages."""
     uses, problems = list[LabelUse](), list[str]()
     for each in labels:
         missing = [name for name in each.columns if name not in found]
@@ -187,14 +192,14 @@ def plan_labels(
 
 
 def label_numbers(use: LabelUse, cells: Cells) -> NDArray[np.float64]:
-    """Return the values of a regression, or 0 and 1, of all cells; NaN if missing."""
+    """Return the label of each cell: a value for regression, otherwise 0 or 1. NaN is missing."""
     if use.options.type == "regression":
         return _valid(use, cells, _numbers(cells))
     return labels_of(cells, use.options.rules)
 
 
 def label_weights(use: LabelUse, cells: Cells) -> NDArray[np.float64]:
-    """Return the weights of positives; NaN for 0, as such a row has no loss."""
+    """Return the weight of each row if it is positive. NaN replaces 0, so the row has no loss."""
     weights = _valid(use, cells, _numbers(cells))
     return np.where(weights > 0, weights, np.nan)
 
@@ -228,7 +233,7 @@ def _numbers(cells: Cells) -> NDArray[np.float64]:
 
 
 class TaskSums:
-    """Sums of the labels of the training rows, for ``Dataset.task_means``."""
+    """Sums the labels of the training rows, for ``Dataset.task_means``."""
 
     def __init__(self, of: Collection[tasks.Task]) -> None:
         self._tasks = tuple(of)

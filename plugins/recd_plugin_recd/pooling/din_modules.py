@@ -51,9 +51,10 @@ class TargetAttention(nn.Module):
         """Pool the sequences of one feature for each target.
 
         Args:
-            sequences: embeddings ``[num_values, D]`` of U rows.
+            sequences: U rows of embeddings of size D.
             targets: vectors of the target items, ``[B, D]``.
-            inverse: sequence of each target, int64 ``[B]``, 0 to U - 1; None if U equals B.
+            inverse: index of each target's sequence, int64 ``[B]``. With None, row i uses
+                sequence i.
 
         Returns:
             ``[B, D]``.
@@ -86,9 +87,9 @@ def pool_for_targets(
 
     Args:
         modules: attention module of each feature.
-        sequences: embeddings ``[num_values, D]`` of U rows, for each feature.
+        sequences: one JaggedTensor per feature, with U rows of embeddings of size D.
         targets: vectors of the target items, ``[B, D]``.
-        inverse: sequence of each target, int64 ``[B]``, 0 to U - 1; None if U equals B.
+        inverse: index of each target's sequence, int64 ``[B]``. With None, row i uses sequence i.
 
     Returns:
         ``[B, num_features, D]``, with zeros for empty sequences.

@@ -1,8 +1,8 @@
 """Stacked target attention: candidates attend in several layers to the history of their request.
 
-Keys and values of a history are projected once per layer and unique row. The candidates of a unique
-row form one block of queries, as in ``din_modules``. So memory is proportional to the stored values
-and to the rows, and no tensor has a value per row and position.
+Keys and values are projected once per layer and unique history. The candidates of a unique history
+form one block of queries, as in ``din_modules``. So memory grows with the number of stored values
+plus the number of rows, not with their product.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from recd_plugin_recd.pooling.packed import PackedRows, aligned, attention, can_
 from recd_plugin_recd.pooling.rows import JaggedRows, TracedRows, is_traced
 from recd_plugins.api import jagged
 
-#: Function of a layer's modules and its queries, ``[B, D]`` per feature, that returns its sums.
+#: Maps a layer's modules and queries (``[B, D]`` per feature) to outputs of the same shapes.
 Attend = Callable[[Sequence[TargetAttention], Sequence[Tensor]], list[Tensor]]
 
 
 class StackedTargetAttention(nn.Module):
-    """Layers of multi-head attention from a target to a sequence; one layer is ``recd.din``.
+    """Layers of multi-head attention from a target to a sequence. One layer equals ``recd.din``.
 
-    All but the last layer add their result to the query and normalize it.
+    All layers except the last one add their output to the query and apply layer normalization.
 
     Args:
         embedding_dim: dimension D of targets and sequences.
@@ -37,7 +37,7 @@ class StackedTargetAttention(nn.Module):
         layers: number of attention layers.
         feed_forward: hidden size of a feed-forward network after each layer; None for none.
         positions: number of learned position vectors, counted from the end of a sequence; None for
-            no position encoding. Earlier values share the last position vector.
+            no position encoding. Items further from the end share the last position vector.
         encoder_layers: number of transformer layers that encode the sequences of unique rows.
     """
 
@@ -70,11 +70,11 @@ class StackedTargetAttention(nn.Module):
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Pool the sequences of one feature for each target: ``[B, D]``. See ``pool_stacked``."""
+        """Return the sequence of each target, pooled to ``[B, D]``. See ``pool_stacked``."""
         return pool_stacked([self], [sequences], targets, inverse)[:, 0]
 
     def with_positions(self, sequences: JaggedTensor) -> Tensor:
-        """Return the values plus the vector of their position from the end, ``[num_values, D]``."""
+        """Add to each value the vector of its position from the end: ``[num_values, D]``."""
         values, lengths = sequences.values(), sequences.lengths().long()
         if self.positions is None:
             return values
@@ -99,9 +99,9 @@ def pool_stacked(
 
     Args:
         modules: module of each feature, all with the same options.
-        sequences: embeddings ``[num_values, D]`` of U rows, for each feature.
+        sequences: one JaggedTensor per feature, with U rows of embeddings of size D.
         targets: vectors of the target items, ``[B, D]``.
-        inverse: sequence of each target, int64 ``[B]``, 0 to U - 1; None if U equals B.
+        inverse: index of each target's sequence, int64 ``[B]``. With None, row i uses sequence i.
 
     Returns:
         ``[B, num_features, D]``, with zeros for empty sequences.
@@ -156,7 +156,7 @@ def _keys_and_values(module: TargetAttention, values: Tensor) -> Tensor:
 
 
 def _blocked(rows: Sequence[JaggedTensor], inverse: Tensor | None) -> Attend:
-    """Attend in blocks of queries with the same unique row, which padded buckets contain."""
+    """Return a function that attends in blocks of queries with the same unique row, padded."""
     traced = is_traced()
     blocks = None
     index: list[Tensor | None] = [None] * len(rows)
@@ -202,7 +202,11 @@ def _blocked(rows: Sequence[JaggedTensor], inverse: Tensor | None) -> Attend:
 
 
 def _multi_head(queries: Tensor, known: Tensor, valid: Tensor | None, *, heads: int) -> Tensor:
-    """Attend from ``[n, Q, D]`` to keys and values ``[n, L, 2 * D]``. Returns ``[n, Q, D]``."""
+    """Return the multi-head attention of queries ``[n, Q, D]``, as ``[n, Q, D]``.
+
+    ``known`` holds keys and values side by side, ``[n, L, 2 * D]``. ``valid`` masks real items.
+    None means that all are real.
+    """
     num_rows, num_queries, dim = queries.shape
     query = queries.view(num_rows, num_queries, heads, -1).transpose(1, 2)
     parts = known.view(num_rows, known.shape[1], 2, heads, dim // heads)
@@ -218,10 +222,10 @@ def _packed(
     targets: Tensor,
     inverse: Tensor | None,
 ) -> tuple[Attend, Tensor, Tensor | None]:
-    """Do the same as ``_blocked`` on CUDA, without padding.
+    """Return the function of ``_blocked`` for CUDA, without padding.
 
     Returns:
-        The function, the targets sorted by their sequence, and the order of the targets.
+        The function, the targets sorted by their sequence, and the sorted targets' indices.
     """
     packed, order = PackedRows(sequences), None
     batch_size, num_features = targets.shape[0], len(rows)

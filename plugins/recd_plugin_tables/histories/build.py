@@ -1,4 +1,4 @@
-"""Writes stores of events."""
+"""Writes an event log as a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recd_plugins.api import DataError, folders
 
 # Bytes of events that stay in memory while the log is read.
 _MEMORY = 1 << 29
-# Minimum events of a row group. It ends with the events of a user.
+# Minimum events per row group. Row groups end between users.
 _ROW_GROUP_EVENTS = 1 << 20
 _SECOND = 10**6
 _LARGEST = 2**31 - 1
@@ -34,7 +34,7 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class EventColumns:
-    """Columns of an event log: the user, the time with the unit of numeric times, and the items."""
+    """Columns of an event log: user, time and items. Also the unit, if times are numbers."""
 
     user: str
     time: str
@@ -47,16 +47,16 @@ def build_store(
 ) -> tuple[int, int]:
     """Write the events of a log to the store ``target``, sorted by user and time.
 
-    Events with equal user and time keep their order. The file appears when it is complete.
+    Events with equal user and time keep their order. The file is written atomically.
 
     Args:
         log: the event log, in any order.
         target: the Parquet file to write.
         columns: columns of the log.
-        progress: called with a number of rows read.
+        progress: called with the number of rows in each part that was read.
 
     Returns:
-        Number of events, and of rows left out because a value is missing.
+        The number of stored events, and the number of rows skipped because a value is missing.
     """
     uses: dict[str, ColumnOptions] = {
         columns.user: ColumnOptions.model_validate({"as": "session", "missing": "drop"}),
@@ -136,10 +136,12 @@ def _narrowest(least: int, largest: int) -> pa.DataType:
 def _whole_users(
     parts: Iterable[Mapping[str, pa.Array]], columns: EventColumns, step: int
 ) -> Iterator[pa.Table]:
-    """Yield the events of sorted parts in tables that end with the events of a user."""
+    """Yield the events of sorted parts as tables. All events of a user are in one table."""
     waiting: list[pa.Table] = []
     for part in parts:
-        times = pc.divide(part[columns.time], step)  # rounds towards 0, but without a remainder
+        times = pc.divide(
+            part[columns.time], step
+        )  # exact, because all times are multiples of step
         table = pa.table({**part, columns.time: times})
         users = part[columns.user].to_numpy()
         before = waiting[-1][columns.user][-1].as_py() if waiting else None
@@ -154,7 +156,7 @@ def _whole_users(
 
 
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet file whose columns except the user have one page per row group."""
+    """Open a Parquet file for writing. All columns but the user have one page per row group."""
     user, *others = schema.names
     limits = {}
     if "max_rows_per_page" in inspect.signature(pq.ParquetWriter).parameters:

@@ -1,4 +1,4 @@
-"""``recd histories build EVENTS OUT``."""
+"""The command ``recd histories build``, which writes an event log as a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def histories() -> None:
-    """Store event logs, from which training rows read their histories."""
+    """Write event logs as stores, for history features of training rows."""
 
 
 @histories.command()
@@ -32,7 +32,7 @@ def histories() -> None:
     "--header", metavar="NAMES", help="Column names of a text file without a header line: a,b,c."
 )
 @click.option("--separator", metavar="CHARACTER", help="Column separator of text files.")
-@click.option("--force", is_flag=True, help="Replace OUT if it is such a store.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is a store of events.")
 def build(
     events: str,
     output: Path,
@@ -47,8 +47,8 @@ def build(
 ) -> None:
     """Write each user's events once, sorted by user and time, to the Parquet file OUT.
 
-    EVENTS is a table in any format of recd init TABLE. Columns that are not given are guessed from
-    their names, types and values. Option histories of dataset tables.table reads OUT.
+    EVENTS is a table in any format that recd init reads. Columns without an option are guessed from
+    names, types and values. The dataset tables.table reads OUT through its option histories.
 
     \b
     recd histories build clicks.parquet clicks.events.parquet --items item,category
@@ -88,7 +88,7 @@ def event_columns(
     items: tuple[str, ...] = (),
     unit: Unit | None = None,
 ) -> EventColumns:
-    """Return the columns of an event log, guessing those that are not given.
+    """Return the columns of an event log. Guess the columns that are not given.
 
     Raises:
         DataError: a column does not exist or cannot be guessed.

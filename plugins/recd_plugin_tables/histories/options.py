@@ -14,16 +14,17 @@ from recd_plugins.api import PluginOptions
 
 
 class HistoryOptions(PluginOptions):
-    """A feature that lists ids of earlier events of the row's session or user."""
+    """A list feature: ids of earlier rows of the session, or of earlier events of the user."""
 
     of: str | None = Field(
         default=None,
-        description="Column with role id. The history has its ids in earlier rows of the session.",
+        description="Column whose ids in earlier rows of the session form the history. It needs "
+        "role id.",
     )
     store: Path | None = Field(
         default=None,
-        description="File of recd histories build. The history has the events of the user before "
-        "the row's time.",
+        description="File that recd histories build wrote. The user's events before the row's time "
+        "form the history. Use either `store` or `of`.",
     )
     user: str | None = Field(
         default=None,
@@ -32,14 +33,11 @@ class HistoryOptions(PluginOptions):
     item: str | None = Field(
         default=None, description="Item column of the store. Default: the first one."
     )
-    last: PositiveInt = Field(
-        default=50, description="Maximum number of rows or events; the latest are kept."
-    )
+    last: PositiveInt = Field(default=50, description="Maximum number of ids; the latest are kept.")
     ties: Literal["apart", "stored"] = Field(
         default="apart",
-        description="Handling of session rows with equal times. apart: neither row "
-        "appears in the other's history. stored: the row that is first in the"
-        " table counts as earlier.",
+        description="Handling of session rows with equal times. apart: neither row appears in the "
+        "other's history. stored: the order of the table decides. Applies to `of` only.",
     )
 
     @model_validator(mode="after")
@@ -67,12 +65,12 @@ class HistoryOptions(PluginOptions):
         return {name: given[name] for name in ("store", "user", "item", "last")}
 
     def user_column(self, columns: Mapping[str, ColumnOptions]) -> str | None:
-        """Return the column of the user, by default the session or else the request column."""
+        """Return the user column. Default: the session column, or else the request column."""
         return self.user or _with_role(columns, "session") or _with_role(columns, "request")
 
 
 def key_of_user(column: str, use: ColumnOptions) -> str:
-    """Return the column of an import that has the user ids of column ``column``."""
+    """Return the import's column with the user ids of ``column``, a column of the table."""
     if "session" in use.roles:
         return SESSION
     return REQUEST if "request" in use.roles else use.name or feature_name(column)
@@ -81,7 +79,7 @@ def key_of_user(column: str, use: ColumnOptions) -> str:
 def stored_problems(
     histories: Mapping[str, HistoryOptions], columns: Mapping[str, ColumnOptions]
 ) -> Iterator[str]:
-    """Yield an error text for each history with a store whose columns do not fit."""
+    """Yield an error message for each history whose user or time column is missing or unusable."""
     time = _with_role(columns, "time")
     for name, history in histories.items():
         user = history.user_column(columns)

@@ -1,8 +1,8 @@
 """Store of events: a Parquet file with each user's events once, sorted by user and time.
 
-Users are sorted by a hash of their ids, and all events of a user are in one row group. Times and
-items are stored without encoding and compression, as one page per row group. Readers map these
-pages into memory, and keep an index of the users.
+Users are sorted by a hash of their ids. All events of a user are in one row group. Time and item
+columns are uncompressed, in PLAIN encoding. Each row group has one page per column. Readers map
+these pages into memory, and keep an index of the users.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StoreNote:
         user, time: names of the columns with the user ids and the times.
         user_kind: type category (``kinds.sort_of``) of the user ids in the event log.
         unit: unit of numeric times in the event log; None for other types of times.
-        step: unit of the stored times, in microseconds.
+        step: number of microseconds in one unit of the stored times.
         items: the item columns.
     """
 
@@ -64,7 +64,7 @@ class StoreNote:
 
 
 class EventStore:
-    """Reads the events before a time of each user. Opens the file ``path`` on first use."""
+    """Reads a user's events before a given time. Opens the file ``path`` on first use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class EventStore:
     def windows(
         self, users: NDArray[np.int64], times: NDArray[np.int64], last: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the range of the last events strictly before a time, for each user and time.
+        """Return the range of each user's last events strictly before a time.
 
         Args:
             users: ids of users ``[B]``. Unknown users have an empty range.
@@ -100,7 +100,8 @@ class EventStore:
             last: maximum number of events.
 
         Returns:
-            First and end index of each range, int64 ``[B]``; both 0 if it is empty.
+            The first and end (exclusive) event index of each range, int64 ``[B]``. Both are 0 if
+            the range is empty.
         """
         starts, stops = np.zeros((2, len(users)), np.int64)
         keys, (known, offsets) = mixed(users), self._users
@@ -119,8 +120,8 @@ class EventStore:
     def lists(
         self, item: str, starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> pa.DictionaryArray:
-        """Return the ids of ranges of ``windows`` as a column in layout ``list_dict``."""
-        # The end of a range that is not empty determines its user, and so its start.
+        """Return the item ids of ranges from ``windows``, as a column in layout ``list_dict``."""
+        # Ranges with equal ends are equal: the end determines the user, and so the start.
         ends, rows, codes = np.unique(stops, return_index=True, return_inverse=True)
         begins = starts[rows]
         offsets = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int32)
@@ -136,7 +137,7 @@ class EventStore:
         )
 
     def num_distinct(self, item: str) -> int:
-        """Return the number of distinct ids of an item column."""
+        """Return the number of distinct ids in an item column."""
         return len(np.unique(np.concatenate([np.unique(ids) for ids in self._items[item]])))
 
     def check(self) -> tuple[int, int]:
@@ -225,7 +226,7 @@ def _find_windows(
     starts: Any,
     stops: Any,
 ) -> None:
-    """Find the last events before a time, for ``rows`` whose users are in one row group.
+    """Find each row's last events before its time. The users of ``rows`` share a row group.
 
     Args:
         times: stored times of the row group.
@@ -234,7 +235,7 @@ def _find_windows(
         begins, ends: range of the user's events, for each of ``rows``.
         before: exclusive upper limit of the stored time, for each of ``rows``.
         last: maximum number of events.
-        starts, stops: outputs.
+        starts, stops: outputs, the first and end (exclusive) event index of each row.
     """
     for index in range(len(rows)):
         low, high = begins[index], ends[index]

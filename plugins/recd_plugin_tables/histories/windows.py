@@ -1,4 +1,4 @@
-"""History features that a table reads from stores of events."""
+"""History features of ``tables.table`` with option ``store``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from recd_plugin_tables.imported import ImportOptions
 from recd_plugin_tables.plan import TIME
 from recd_plugins.api import DataError, Rows, arrow, list_dict, row_tables
 
-# Maximum number of ids of a feature to read at once.
+# Maximum number of ids of a history feature per yielded part.
 _MOST_IDS = 1 << 22
-# Times of a store and of a table with the same unit are within this factor.
+# Largest plausible ratio between times of a store and of a table. Beyond it, their units differ.
 _FACTOR = 50
 
 
 class StoredHistories:
-    """Adds the history features with option ``store`` to rows of an import."""
+    """Adds the history features with option ``store`` to rows of an imported table."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options.stored_histories
@@ -38,7 +38,7 @@ class StoredHistories:
 
     @property
     def keys(self) -> list[str]:
-        """Columns of the import that identify the user and time of a row."""
+        """Columns of the import with the users and the time of a row."""
         return list(dict.fromkeys([TIME, *(key for _, key in self._users.values())]))
 
     def items(self) -> dict[str, ItemNote]:
@@ -56,15 +56,15 @@ class StoredHistories:
         return found
 
     def contents(self) -> dict[str, Any]:
-        """Return JSON values that identify the events of each history."""
+        """Return JSON values that identify the stored events of each history."""
         return {name: store.contents() for name, store in self.stores.items()}
 
     def check(self, kinds: dict[str, str], times: Sequence[int], where: object) -> None:
         """Raise DataError if users or times of a store cannot match those of the table.
 
         Args:
-            kinds: type category of each column of the table, as far as known.
-            times: some times of the table in microseconds since 1970.
+            kinds: type categories of the table's columns, if known.
+            times: sample of the table's times, in microseconds since 1970.
             where: path of the table.
         """
         for name, store in self.stores.items():
@@ -85,7 +85,7 @@ class StoredHistories:
                 )
 
     def add(self, parts: Iterator[Rows], columns: Sequence[str]) -> Generator[Rows, None, None]:
-        """Yield rows with ``columns``, among them histories. Parts may become smaller."""
+        """Add the history columns, and yield only ``columns``. Large parts are split."""
         step = max(1, _MOST_IDS // max(each.last for each in self.options.values()))
         for rows in parts:
             for start in range(0, len(rows), step):
@@ -106,7 +106,7 @@ class StoredHistories:
 
 
 def _single_ids(rows: Rows, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the id of each row, 0 where it is missing, and whether it is known."""
+    """Return the id of each row, and a mask of the rows with an id. Missing ids are 0."""
     ids, offsets = arrow.sparse_column(rows, name)
     known = np.diff(offsets) > 0
     found = np.zeros(len(rows), np.int64)

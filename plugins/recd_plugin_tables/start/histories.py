@@ -37,7 +37,7 @@ class StoredHistory:
 
 
 def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory:
-    """Return the history of an event log. Writes its store beside the file ``beside`` if needed.
+    """Return the history of an event log. Write the store beside the registry file if needed.
 
     Args:
         events: path or URL of the log, or path of a store.
@@ -80,9 +80,10 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
 
 
 def event_log_beside(table: str, guesses: Guesses) -> Path | None:
-    """Return a file beside the table with its user and item columns, a time and no label.
+    """Return a file beside the table that looks like its event log, or None.
 
-    A file with all features is a table to score.
+    A log has the user and item columns of the table, a time and no label. A file with all features
+    of the table is not a log, but a table to score.
     """
     user, item, label = _user(guesses), guesses.item, guesses.the("label")
     if user is None or item is None or label is None or guesses.the("time") is None:

@@ -1,6 +1,7 @@
 """Metadata of variable batches (VBE) for FBGEMM's CUDA kernels, with one copy to the device.
 
-FBGEMM (1.6 to 1.9) calls 26 operators per lookup, and copies three tensors from pageable memory.
+FBGEMM's own code (1.6 to 1.9) calls 26 operators and copies three tensors from pageable memory per
+lookup. This module replaces it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _VariableBatches(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 def copy_metadata_once(lookups: Iterable[nn.Module]) -> None:
-    """Replace the metadata of variable batches in FBGEMM's CUDA kernels, in place."""
+    """Make FBGEMM's lookups compute VBE metadata with one copy. Changes the modules in place."""
     for module in (module for lookup in lookups for module in lookup.modules()):
         if type(module) is SplitTableBatchedEmbeddingBagsCodegen and not module.is_nobag:
             module.__class__ = _VariableBatches

@@ -24,16 +24,16 @@ LOSSES: dict[TaskType, tuple[TaskLoss, ...]] = {
 class Task:
     """One label that a model predicts.
 
-    Labels are float32, and NaN where a row has no label. By type, the other values are:
+    Labels are float32. NaN marks a missing label. Valid values depend on the type:
 
     - binary: 0 or 1.
     - regression: any finite number; above -1 with loss ``log_mse``.
-    - weighted: 0 for a negative, and the weight of the row, such as its watch time, for a positive.
+    - weighted: 0 for a negative row; the row weight, such as watch time, for a positive row.
 
     Attributes:
         name: name of the task, and of its label column in the rows of the dataset.
         type: type of the label.
-        weight: factor of this task in the loss of the model.
+        weight: factor of this task's loss in the total loss.
         loss: ``bce`` is the binary cross-entropy of logits, ``mse`` the squared error of the value,
             and ``log_mse`` the squared error of ``log(1 + value)``.
     """
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def output(self) -> str:
-        """Return what ``predictions`` returns, in words."""
+        """Return a description of the values from ``predictions``."""
         if self.is_regression:
             return "the predicted value"
         return "a probability" if self.type == "binary" else "the expected weight of a row"
@@ -63,7 +63,7 @@ class Task:
         return logits.expm1() if self.loss == "log_mse" else logits
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Return what the logits are compared with, ``[B]``: a value, or 0 and 1."""
+        """Return the target of the loss, ``[B]``: the value for regression, otherwise 0 or 1."""
         if self.type == "weighted":
             return (labels > 0).to(labels.dtype)
         return labels.log1p() if self.loss == "log_mse" else labels
@@ -73,7 +73,7 @@ class Task:
         return labels.where(labels > 0, labels.new_ones(())) if self.type == "weighted" else None
 
     def mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of the rows that have a label, a scalar; 0 without such rows."""
+        """Return the scalar mean loss over the labelled rows, or 0 if no row has a label."""
         from torch.nn import functional as F
 
         known = ~labels.isnan()
@@ -88,7 +88,7 @@ class Task:
         return losses.where(known, losses.new_zeros(())).sum() / known.sum().clamp(min=1)
 
     def wrong(self, labels: Tensor) -> Tensor:
-        """Return which labels are neither missing nor valid, bool ``[B]``."""
+        """Return a mask, bool ``[B]``: true where a label is present but invalid."""
         if self.is_regression:
             least = -1 if self.loss == "log_mse" else -float("inf")
             valid = (labels > least) & labels.isfinite()
@@ -98,7 +98,7 @@ class Task:
 
     @property
     def valid_labels(self) -> str:
-        """Return the valid labels in words, for error messages."""
+        """Return a description of valid labels, for error messages."""
         if self.type == "binary":
             return "0 or 1"
         if self.type == "weighted":
@@ -107,7 +107,7 @@ class Task:
 
 
 def predictions(tasks: Sequence[Task], logits: Tensor) -> Tensor:
-    """Return the predictions of all tasks, ``[B, T]``; without tasks, probabilities ``[B]``."""
+    """Return the predictions of all tasks, ``[B, T]``. Without tasks: probabilities, ``[B]``."""
     if not tasks:
         return logits.sigmoid()
     import torch
@@ -117,12 +117,12 @@ def predictions(tasks: Sequence[Task], logits: Tensor) -> Tensor:
 
 
 def total_loss(tasks: Sequence[Task], logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the tasks' losses times their weights, a scalar.
+    """Return the weighted sum of the tasks' losses, a scalar.
 
     Args:
         tasks: the T tasks.
         logits: ``[B, T]``.
-        labels: ``[B, T]``, NaN where a row has no label.
+        labels: ``[B, T]``. NaN marks a missing label.
     """
     losses = [
         task.weight * task.mean_loss(logits[:, n], labels[:, n]) for n, task in enumerate(tasks)

@@ -17,7 +17,8 @@ class MultiTaskArch(nn.Module):
     """Maps the interaction to one logit per task, with a tower MLP per task.
 
     Args:
-        spec: ``multi_task`` selects the layers that tasks share, ``top_mlp`` their sizes.
+        spec: options of the model. ``multi_task`` selects the shared layers, and ``top_mlp`` has
+            their sizes.
         in_features: width of the interaction.
         tasks: the T tasks.
     """
@@ -66,14 +67,14 @@ class MultiTaskArch(nn.Module):
 def splits_first_layer(spec: ModelSpec) -> bool:
     """Return whether the first layer after the interaction may run once per request.
 
-    Experts and gates have several first layers, which need the whole interaction of dot products.
+    MMoE and PLE have several first layers. They need the whole interaction of dot products.
     """
     shared = spec.multi_task is None or spec.multi_task.kind == "shared"
     return spec.architecture == "dcn" or (shared and bool(spec.top_mlp))
 
 
 class SharedBottom(nn.Module):
-    """One MLP whose output all tasks use."""
+    """One MLP with the same output for all tasks."""
 
     def __init__(self, in_features: int, sizes: Sequence[int], num_tasks: int) -> None:
         super().__init__()
@@ -116,8 +117,9 @@ class MixtureOfExperts(nn.Module):
 class ExtractionLayers(nn.Module):
     """Progressive layered extraction (PLE, Tang et al. 2020, section 4).
 
-    Each layer has experts of every task and shared experts. The gate of a task mixes its own and
-    the shared experts. The gate of the shared part, in all but the last layer, mixes all experts.
+    Each layer has shared experts, and experts of each task. The gate of a task mixes the experts of
+    this task and the shared experts. All but the last layer also have a shared gate, which mixes
+    all experts.
     """
 
     def __init__(
@@ -138,14 +140,14 @@ class ExtractionLayers(nn.Module):
 
     def forward(self, inputs: Tensor) -> list[Tensor]:
         """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
-        states = [inputs] * (self.num_tasks + 1)  # of the tasks, and the shared state
+        states = [inputs] * (self.num_tasks + 1)  # one state per task, then the shared state
         for experts, gates in zip(self.experts, self.gates, strict=True):
             assert isinstance(experts, nn.ModuleList)
             assert isinstance(gates, nn.ModuleList)
             outputs = [part(state) for part, state in zip(experts, states, strict=True)]
             mixed = [torch.cat([own, outputs[-1]], dim=1) for own in outputs[:-1]]
             mixed.append(torch.cat(outputs, dim=1))
-            # The last layer has no gate of the shared state.
+            # The last layer has no shared gate.
             states = [
                 _mixed(gate(state), of_gate)
                 for gate, state, of_gate in zip(gates, states, mixed, strict=False)

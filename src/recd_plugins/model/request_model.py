@@ -1,4 +1,4 @@
-"""Base class of ranking models that compute the user side once per request."""
+"""``RequestModel``: base class of ranking models that compute user layers once per request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Vectors: TypeAlias = KeyedTensor | Mapping[Any, Tensor]
 
 
 class RequestModel(nn.Module, ABC):
-    """A ranking model that computes the user side once per request, and candidates per row.
+    """A ranking model that runs ``user`` once per request and ``candidate`` on all rows.
 
-    The results are those of a model that computes everything per row, up to the order of sums.
+    Results equal those of a model that computes all layers per row, up to floating-point rounding.
     Dropout in ``user`` draws one mask per request row. Batch normalization in ``user`` weights each
     request row by its number of batch rows.
 
@@ -53,7 +53,7 @@ class RequestModel(nn.Module, ABC):
     """
 
     def look_up(self, batch: Any) -> Vectors:  # noqa: ARG002
-        """Return the embeddings of a batch, ``[B, D]`` by feature name, for both sides.
+        """Return the embeddings of user and candidate features, ``[B, D]`` by feature name.
 
         Call each embedding module here, and only once: train pipelines require it.
         """
@@ -61,17 +61,17 @@ class RequestModel(nn.Module, ABC):
 
     @abstractmethod
     def user(self, batch: UserBatch) -> Any:
-        """Compute the user side: tensors ``[U, ...]`` in any nesting of dicts, lists and tuples."""
+        """Return tensors ``[U, ...]`` computed from user features, in any dict, list or tuple."""
 
     @abstractmethod
     def candidate(self, batch: CandidateBatch, user: UserSide) -> Tensor:
-        """Return the logits of all rows, ``[B]``, from a batch and the result of ``user``."""
+        """Return the logits of all rows, ``[B]``, from a batch and the output of ``user``."""
 
     def request_rows(self, batch: Any) -> RequestRows | None:
-        """Return the request rows of a batch; None if each row is a request row of its own.
+        """Return the request rows of a batch. None computes ``user`` for each batch row.
 
-        The default is ``batch.request``, as batches of ``recd run`` have. Override it for batches
-        of another type, for example with ``request_rows(batch.sparse, ["user", "clicks"])``.
+        By default this is ``batch.request``, which ``recd run`` sets. Override it for other batch
+        types, for example with ``request_rows(batch.sparse, ["user", "clicks"])``.
         """
         request: RequestRows | None = batch.request
         return request
@@ -88,7 +88,10 @@ class RequestModel(nn.Module, ABC):
         return self.candidate(CandidateBatch(batch, vectors), UserSide(user, request))
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return the scalar mean loss and detached (loss, logits ``[B]``, labels ``[B]``)."""
+        """Return the mean loss for backward, and the detached tuple of loss, logits and labels.
+
+        The logits and labels are ``[B]``.
+        """
         logits = self.scores(batch)
         loss = self.loss(logits, batch)
         return loss, (loss.detach(), logits.detach(), batch.labels)
@@ -106,7 +109,7 @@ class RequestModel(nn.Module, ABC):
 class CandidateBatch:
     """A batch for ``RequestModel.candidate``.
 
-    ``vectors`` is the result of ``look_up``. All other attributes are those of the batch.
+    ``vectors`` is the output of ``look_up``. Other attributes are read from the batch.
     """
 
     def __init__(self, batch: Any, vectors: Vectors) -> None:
@@ -119,8 +122,8 @@ class CandidateBatch:
 class UserBatch:
     """A batch for ``RequestModel.user``.
 
-    ``vectors`` has the embeddings of user features by name, ``[U, D]``. All other attributes are
-    those of the batch, with all B rows.
+    ``vectors`` has the embeddings of user features by name, ``[U, D]``. Other attributes are read
+    from the batch and have B rows.
     """
 
     def __init__(self, batch: Any, vectors: Vectors, request: RequestRows | None) -> None:
@@ -131,11 +134,10 @@ class UserBatch:
         return getattr(self._batch, name)
 
     def select(self, rows: Tensor) -> Tensor:
-        """Return one row per request row: ``[B, ...]`` to ``[U, ...]``.
+        """Return one row per request of a tensor ``[B, ...]``, as ``[U, ...]``.
 
         Raises:
-            ExactnessError: rows of one request differ. On CUDA, torch stops with a device-side
-                assertion instead.
+            ExactnessError: rows of one request differ. CUDA raises a device-side assertion instead.
         """
         return _select(rows, self.request)
 
@@ -152,11 +154,11 @@ class UserVectors:
 
 
 class UserSide:
-    """The result of ``RequestModel.user`` for ``RequestModel.candidate``.
+    """Output of ``RequestModel.user``, as ``RequestModel.candidate`` receives it.
 
     Attributes:
-        unique: the result for U request rows.
-        request: the request row of each batch row; None if ``unique`` has all B rows.
+        unique: the output for the U request rows, ``[U, ...]``.
+        request: the request rows of the batch; None if ``unique`` has all B rows.
     """
 
     def __init__(self, unique: Any, request: RequestRows | None) -> None:
@@ -164,7 +166,7 @@ class UserSide:
 
     @cached_property
     def expanded(self) -> Any:
-        """The result with the rows of each tensor repeated for all candidates, ``[B, ...]``."""
+        """The output with each request row repeated for its batch rows, ``[B, ...]``."""
         if self.request is None:
             return self.unique
         return tree_map(self.request.expand, self.unique)
@@ -173,15 +175,15 @@ class UserSide:
 def request_rows(
     features: KeyedJaggedTensor, names: Iterable[str], dense: Tensor | None = None
 ) -> RequestRows | None:
-    """Return the runs of adjacent rows with equal user features.
+    """Return request rows, the runs of adjacent rows with equal user features.
 
     Args:
         features: a deduplicated batch, from ``Wrapped.dedup``.
-        names: user features, such as the user's id and history.
-        dense: user features that are numbers, ``[B, n]``.
+        names: sparse user features, such as the user's id and history.
+        dense: dense user features, ``[B, n]``.
 
     Returns:
-        None if the batch is plain. Waits for the device on CUDA.
+        The request rows, or None if the batch is not deduplicated. CUDA tensors are synchronized.
     """
     unique = unique_rows(features)
     indices = unique.inverse_indices_or_none()
@@ -234,7 +236,7 @@ torch.fx.wrap("_select_feature")
 
 
 class _WeightedBatchNorm(TorchFunctionMode):
-    """Computes the statistics of batch normalization over all batch rows."""
+    """Weights each request row by its batch rows in the statistics of batch normalization."""
 
     def __init__(self, request: RequestRows) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sets the gradients of many parameters in one backward function, without an autograd node each."""
+"""Sets the gradients of many parameters in one backward function, without autograd nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def allow(parameters: Iterable[Tensor]) -> None:
-    """Allow ``store`` for parameters without DDP. Optimizers in the backward pass prevent it."""
+    """Allow ``store`` for parameters without DDP, unless an optimizer runs in the backward pass."""
     for each in parameters:
         if not hasattr(each, "_in_backward_optimizers"):
             each.stores_gradient = True  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ def allowed(parameters: Sequence[Tensor], inputs: Iterable[Tensor]) -> bool:
 
 
 def store(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Add a gradient to each parameter and call its hooks, as autograd does."""
+    """Add each gradient except None to its parameter's ``grad``, then call the hooks."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is None or not parameter.requires_grad:
             continue

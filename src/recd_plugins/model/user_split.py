@@ -1,8 +1,8 @@
 """Layers of the built-in models, computed once per request row for user features.
 
 A linear layer over user and candidate inputs is split into ``W_user u + W_candidate c``. The first
-product, and dot products of two user vectors, are computed for U request rows instead of B batch
-rows. The order of sums differs from the unsplit layers, so results differ in the last bits.
+product is computed for U request rows instead of B batch rows, as are dot products of two user
+vectors. Results equal those of the unsplit layers, up to floating-point rounding.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from recd_plugins.model.multi_task import MultiTaskArch
 from recd_plugins.model.sequence_pooling import PooledSides
 from recd_plugins.sparse.request_rows import RequestRows
 
-# Multiply-adds that the split must save per batch row. The split adds gathers and small operations,
-# and with fewer saved multiply-adds it is slower. Measured on CPU, and estimated for CUDA.
+# Minimum multiply-adds that the split must save per batch row. Below this, its gathers and small
+# operations cost more than it saves. Measured on CPU, and estimated for CUDA.
 _MIN_SAVED = {"cpu": 8_192, "cuda": 131_072}
-# Batch rows per request row for which an exported program decides.
+# Batch rows per request row that an export assumes, to decide whether the program has the split.
 _ROWS_OF_EXPORT = 100
-# Fewer dense user features, beside dense candidate features, cost less than a gather.
+# Minimum dense user features for a split of the bottom MLP. Fewer cost less than a gather.
 _MIN_DENSE_COLUMNS = 8
 # CUDA graphs need equal shapes in each step, so U is padded to a multiple of B / 32. The padding
-# costs at most 3 % of the layers of batch rows.
+# adds at most 3 % to the cost of the layers on batch rows.
 _NUM_BUCKETS = 32
 
 
 class RequestRowsOfBatch(nn.Module):
     """Decides per batch whether user layers are computed once per request row.
 
-    This is a module because FX tracing calls modules instead of tracing them.
+    This is a module so that the FX tracer treats it as a leaf.
 
     Args:
         spec: architecture and sizes of the model.
-        features: the interacting features; empty computes all layers per batch row.
+        features: the interacting features. If empty, all layers run on each batch row.
         num_dense: number of dense features.
     """
 
@@ -68,7 +68,7 @@ class RequestRowsOfBatch(nn.Module):
         return padded(request) if request.inverse.is_cuda else request
 
     def _saved(self, request: RequestRows) -> int:
-        """Return the multiply-adds of user layers in the forward pass of one row."""
+        """Return the multiply-adds of the user layers, for the forward pass of one row."""
         dim, num_dense = self.spec.embedding_dim, len(request.dense_columns)
         dense_of_user = num_dense == self.num_dense
         num_vectors = len(self.features.intersection(request.features)) + dense_of_user
@@ -90,16 +90,16 @@ def padded(request: RequestRows) -> RequestRows:
 
 
 class UserSplit:
-    """The split layers of a model, for one choice of user features.
+    """Layers split into parts per request row and per batch row, for one set of user features.
 
     Args:
         names: the interacting features, in the order of the unsplit interaction. The vector of the
             dense features comes before them.
         num_dense: number of dense features.
         dim: length D of a vector.
-        request: names the user features.
-        bags: pooled embeddings, of which only the keys are used.
-        pooled: pooled sequences, of which only the names of the features are used.
+        request: request rows, with the names of the user features.
+        bags: pooled embeddings. Only their keys are used.
+        pooled: pooled sequences. Only their feature names are used.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class UserSplit:
     def vectors(
         self, request: RequestRows, bags: Sequence[KeyedTensor], pooled: PooledSides | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return tensors of vectors of request rows ``[U, F, D]``, and of batch rows ``[B, F, D]``.
+        """Return the vectors of the request rows, and those of the batch rows.
 
-        A side without vectors has a tensor of shape ``[U, 0, D]`` or ``[B, 0, D]``.
+        Both are lists of tensors, ``[U, F, D]`` and ``[B, F, D]``. F may be 0.
         """
         user: list[Tensor] = []
         rows: list[Tensor] = []
@@ -189,8 +189,8 @@ class UserSplit:
         Args:
             request: the request rows of the batch.
             dense: ``[B, num_dense]``.
-            user, rows: results of ``vectors``.
-            dense_arch: the bottom MLP; without dense features, its constant output ``[D]``.
+            user, rows: vectors of the request rows and of the batch rows, from ``vectors``.
+            dense_arch: the bottom MLP. Without dense features: its constant output, ``[D]``.
             crossnet: the cross network; None for dot products.
             over_arch: the top MLP.
         """
@@ -234,7 +234,7 @@ class UserSplit:
     def _dot_products(
         self, request: RequestRows, dense_vector: Tensor, user: Tensor, rows: Tensor
     ) -> _SplitInput:
-        """Return the dense vector and the dot products of all pairs of vectors."""
+        """Return the top MLP's input: the dense vector and the dot products of all pairs."""
         vectors = torch.cat([request.expand(user), rows], dim=1)
         products = torch.bmm(rows, vectors.transpose(1, 2)).flatten(1)
         of_user, of_rows = [], [products.index_select(1, self._row_pairs)]
@@ -282,9 +282,10 @@ def _run_mlp(mlp: nn.Module, split: _SplitInput) -> Tensor:
 
 
 def _crossed(crossnet: Any, x_0: Tensor, split: _SplitInput) -> Tensor:
-    """Return the output of a TorchRec cross network for ``x_0`` ``[B, K]``, which equals ``split``.
+    """Return the output of a TorchRec cross network for ``x_0``, ``[B, K]``.
 
-    Only the first matrix is multiplied once per request row, because later layers mix both sides.
+    ``split`` has the same values as ``x_0``. Only the first product is computed once per request
+    row, because later layers mix both sides.
     """
     low_rank, vector = (isinstance(crossnet, kind) for kind in (LowRankCrossNet, VectorCrossNet))
     x = x_0
@@ -300,7 +301,7 @@ def _crossed(crossnet: Any, x_0: Tensor, split: _SplitInput) -> Tensor:
 
 
 class _TakeSides(torch.autograd.Function):
-    """Takes some vectors of some rows, and other vectors of all rows, with a single gradient."""
+    """Selects user vectors of request rows and other vectors of all rows, with one gradient."""
 
     @staticmethod
     def forward(
@@ -316,21 +317,21 @@ class _TakeSides(torch.autograd.Function):
     def backward(ctx: Any, user: Tensor, rows: Tensor) -> tuple[Tensor | None, ...]:
         first_rows, of_user, of_rows = ctx.saved_tensors
         gradient = rows.new_zeros(ctx.shape).index_copy_(1, of_rows, rows)
-        # The padding of the request rows repeats a row, with gradients of zero.
+        # Padded request rows repeat the first row. Their gradients are zero.
         gradient.index_put_((first_rows.unsqueeze(1), of_user), user, accumulate=True)
         return gradient, None, None, None
 
 
 def _cat(vectors: Sequence[Tensor], num_rows: int, like: Tensor) -> Tensor:
-    """Concatenate tensors ``[num_rows, F, D]`` of vectors; without any, F is 0."""
+    """Concatenate tensors ``[num_rows, F, D]`` on dim 1. Without tensors, F of the result is 0."""
     return torch.cat([*vectors], 1) if vectors else like.new_empty(num_rows, 0, like.shape[1])
 
 
 def _pairs(column: Tensor, num_user: int = 0) -> tuple[Tensor, Tensor]:
     """Return the positions of pairs in the flattened products, and the ``column`` of each pair.
 
-    The products are those of F vectors with ``num_user`` others and themselves, so ``column`` is
-    ``[F, num_user + F]``. Pairs occur once.
+    ``column`` is ``[F, num_user + F]``: F vectors are multiplied by ``num_user`` other vectors and
+    by each other. Each pair is returned once.
     """
     once = torch.ones_like(column, dtype=torch.bool)
     once[:, num_user:] = once[:, num_user:].triu(1)

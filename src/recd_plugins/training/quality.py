@@ -19,7 +19,7 @@ from recd_plugins.interfaces.callback import Quality, RegressionQuality
 from recd_plugins.interfaces.tasks import Task
 from recd_plugins.runtime.errors import RecdError
 
-#: Scores closer than this count as equal: 16 float32 roundings, relative above 1, else absolute.
+#: Scores closer than this are ties: 16 float32 roundings, relative for scores above 1.
 TOLERANCE = 16 * float(np.finfo(np.float32).eps)
 # In a dense sample, chains of close scores can span the whole range, so they are cut.
 _LONGEST = 2 * TOLERANCE
@@ -27,12 +27,12 @@ _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="predictio
 
 
 def measure_tasks(tasks: Sequence[Task], logits: Tensor, labels: Tensor) -> Quality:
-    """Return the quality of each task over the rows that have its label.
+    """Return the prediction quality of each task over its labelled rows.
 
     Args:
         tasks: the T tasks.
         logits: ``[N, T]``.
-        labels: ``[N, T]``, NaN where a row has no label.
+        labels: ``[N, T]``. NaN marks a missing label.
     """
     found: dict[str, Quality | RegressionQuality] = {}
     loss = 0.0
@@ -66,7 +66,7 @@ def _measure(task: Task, logits: Tensor, labels: Tensor) -> Quality | Regression
 def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Quality:
     """Return the quality (AUC, normalized entropy and others) of logits and labels ``[N]``.
 
-    ``weights`` ``[N]`` are weights of the rows in all metrics but the AUC.
+    ``weights`` ``[N]`` are row weights. They apply to all metrics except the AUC.
     """
     num_samples = len(labels)
     if unknown := int(logits.isnan().sum()):
@@ -108,7 +108,7 @@ def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Qu
 def calibration_bins(
     predictions: NDArray[np.floating], labels: NDArray[np.floating]
 ) -> tuple[tuple[int, float, float], ...]:
-    """Return (count, mean prediction, mean label) per decile of predictions. Arguments: ``[N]``."""
+    """Return (count, mean prediction, mean label) per decile of ``[N]`` predictions."""
     edges = np.quantile(predictions, np.linspace(0.1, 0.9, 9))
     bins = np.searchsorted(edges, predictions)
     counts, *sums = (np.bincount(bins, weights) for weights in (None, predictions, labels))
@@ -122,8 +122,8 @@ def calibration_bins(
 def _auc(logits: Tensor, labels: Tensor) -> float:
     """Return the share of positive-negative pairs in correct order; ties count half.
 
-    Scores in the same group of ``tie_groups`` are ties. TorchRec's AUC orders ties by its sort, so
-    it depends on the order of rows and on the number of ranks.
+    Scores in the same group of ``tie_groups`` are ties. TorchRec's AUC breaks ties by sort order,
+    so it depends on the order of rows and the number of ranks.
     """
     place = torch.from_numpy(tie_groups(logits.numpy()))
     positives = torch.bincount(place, labels)
@@ -134,7 +134,7 @@ def _auc(logits: Tensor, labels: Tensor) -> float:
 
 
 def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return group numbers of scores; scores that are equal except for rounding share a group.
+    """Return the group number of each score. Scores that differ only by rounding share a group.
 
     The logits of two equal rows can differ in their last bits if the rows have different positions
     in a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of

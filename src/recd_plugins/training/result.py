@@ -215,12 +215,12 @@ def _bins(quality: Quality) -> Any:
 
 
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:
-    """Return a dict from figure, such as the step time, to (value, unit)."""
+    """Return (value, unit) by metric name, such as ``step_seconds``."""
     return figures_of(result.as_json())
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
-    """Return a dict from figure to (value, unit), read from the output of ``Result.as_json``."""
+    """Return (value, unit) by metric name, from the output of ``Result.as_json``."""
     found: dict[str, tuple[float | None, str]] = {}
     validated = (values.get("validation") or {}).get("figures")
     for split, given in zip(_SPLITS, (values["test"], validated, values["train"]), strict=True):
