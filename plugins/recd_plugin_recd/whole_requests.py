@@ -232,7 +232,7 @@ class RequestReader(Reader):
         starts = np.concatenate(
             [first + self._starts(part) for first, part in zip(firsts, parts, strict=True)]
         )
-        while len(starts) < self._world_size:  # a request that is larger than the step's share
+        while len(starts) < self._world_size:  # split the largest request
             sizes = np.diff(starts, append=len(rows))
             largest = int(sizes.argmax())
             starts = np.insert(starts, largest + 1, starts[largest] + sizes[largest] // 2)

@@ -15,12 +15,12 @@ from recd_plugin_tables.kinds import ColumnOptions, Leaf, feature_name, is_text,
 from recd_plugin_tables.values import Cells, labels_of, numbers_of
 from recd_plugins.api import PluginOptions, tasks, text_utils
 
-#: Keys that a single label shares with a column of role label.
+#: Options that labels and columns with role label have in common.
 _OF_COLUMN = ("positive_from", "positive", "missing")
 
 
 class LabelOptions(PluginOptions):
-    """One label of several: its column, type, weight and loss."""
+    """One label of multi-task training: its column, type, weight and loss."""
 
     name: str = Field(pattern=r"^\w+$", description="Name of the label in metrics and score files.")
     column: str = Field(

@@ -156,7 +156,7 @@ def _keys_and_values(module: TargetAttention, values: Tensor) -> Tensor:
 
 
 def _blocked(rows: Sequence[JaggedTensor], inverse: Tensor | None) -> Attend:
-    """Return a function that attends in blocks of queries with the same unique row, padded."""
+    """Return a function that attends in padded blocks of queries with the same unique row."""
     traced = is_traced()
     blocks = None
     index: list[Tensor | None] = [None] * len(rows)

@@ -24,7 +24,7 @@ from recd_plugin_tables.spill import Spill
 from recd_plugin_tables.values import Texts
 from recd_plugins.api import DataError, folders
 
-# Bytes of events that stay in memory while the log is read.
+# Maximum bytes of events in memory while the log is read.
 _MEMORY = 1 << 29
 # Minimum events per row group. Row groups end between users.
 _ROW_GROUP_EVENTS = 1 << 20
@@ -139,9 +139,7 @@ def _whole_users(
     """Yield the events of sorted parts as tables. All events of a user are in one table."""
     waiting: list[pa.Table] = []
     for part in parts:
-        times = pc.divide(
-            part[columns.time], step
-        )  # exact, because all times are multiples of step
+        times = pc.divide(part[columns.time], step)  # exact: times are multiples of step
         table = pa.table({**part, columns.time: times})
         users = part[columns.user].to_numpy()
         before = waiting[-1][columns.user][-1].as_py() if waiting else None

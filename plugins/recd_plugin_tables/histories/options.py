@@ -44,8 +44,8 @@ class HistoryOptions(PluginOptions):
     def _one_origin(self) -> Self:
         if (self.of is None) == (self.store is None):
             raise ValueError(
-                "a history needs either of (a column of this table) or store (a file of recd "
-                "histories build). Set one of these options"
+                "a history needs option 'of' (a column of this table) or 'store' (a file of recd "
+                "histories build). Set one of them"
             )
         only = [name for name in ("user", "item") if getattr(self, name) is not None]
         if self.store is None and only:

@@ -60,7 +60,7 @@ class StoredHistories:
         return {name: store.contents() for name, store in self.stores.items()}
 
     def check(self, kinds: dict[str, str], times: Sequence[int], where: object) -> None:
-        """Raise DataError if users or times of a store cannot match those of the table.
+        """Raise DataError if users or times of a store cannot match the table.
 
         Args:
             kinds: type categories of the table's columns, if known.

@@ -21,14 +21,14 @@ from recd_plugin_tables.start.names import USER, named_so, time_column
 from recd_plugin_tables.start.survey import survey
 from recd_plugins.api import DataError, progress_bars
 
-# Maximum number of files beside a table to look at.
+# Maximum number of files beside a table to inspect.
 _MOST_FILES = 50
 _SUFFIXES = {".parquet", ".csv", ".tsv", ".jsonl", ".arrow", ".feather"}
 
 
 @dataclass(frozen=True)
 class StoredHistory:
-    """A history feature: its name, options, number of distinct ids, and a column with its ids."""
+    """A history feature. ``shares`` is the item column if it has ids of the same type."""
 
     name: str
     options: dict[str, Any]
@@ -108,7 +108,7 @@ def _files_beside(table: Path) -> Iterator[Path]:
 
 
 def _user(guesses: Guesses) -> str | None:
-    """Return the column of the user: by its name, else the session or request column."""
+    """Return the column named like a user, or else the session or request column."""
     usable = [each for each in guesses.columns if {"id", "session", "request"} & {*each.roles}]
     named = named_so([each.seen for each in usable], USER, "session")
     group = guesses.the("session") or guesses.the("request")

@@ -30,7 +30,7 @@ class WantedLabel:
         A column of numbers is a regression unless the user named its smallest positive value.
 
         Args:
-            guessed: options of the column as the only label.
+            guessed: options of the column if it were the only label.
             seen: statistics of the column. Large numbers are predicted on a log scale.
         """
         found: dict[str, Any] = {"name": self.name}
@@ -46,7 +46,7 @@ class WantedLabel:
 
 
 def wanted_labels(text: str | None, columns: Collection[str]) -> tuple[WantedLabel, ...]:
-    """Parse ``--label`` of a table with these columns; () unless it names several labels."""
+    """Parse option ``--label``. Return an empty tuple if it is a plain column name."""
     if text is None or text in columns:
         return ()
     found = []

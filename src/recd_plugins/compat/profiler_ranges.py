@@ -23,9 +23,9 @@ def record_function(name: str, args: str | None = None) -> AbstractContextManage
 
 
 def replace_ranges_of_torchrec() -> None:
-    """Replace ``torch.profiler.record_function`` in TorchRec by this module's cheaper function.
+    """Replace torch's ``record_function`` in imported modules of ``torchrec.distributed``.
 
-    Only modules of ``torchrec.distributed`` that are already imported change.
+    The function of this module takes less host time.
     """
     for name, module in list(sys.modules.items()):
         stock = vars(module).get("record_function") is profiler.record_function

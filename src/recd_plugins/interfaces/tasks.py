@@ -22,7 +22,7 @@ LOSSES: dict[TaskType, tuple[TaskLoss, ...]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """One label that a model predicts.
+    """A prediction task: one label with its type, weight and loss.
 
     Labels are float32. NaN marks a missing label. Valid values depend on the type:
 

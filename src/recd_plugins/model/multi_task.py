@@ -17,8 +17,7 @@ class MultiTaskArch(nn.Module):
     """Maps the interaction to one logit per task, with a tower MLP per task.
 
     Args:
-        spec: options of the model. ``multi_task`` selects the shared layers, and ``top_mlp`` has
-            their sizes.
+        spec: model options. ``multi_task`` selects the shared layers, ``top_mlp`` their sizes.
         in_features: width of the interaction.
         tasks: the T tasks.
     """
@@ -52,7 +51,7 @@ class MultiTaskArch(nn.Module):
         return torch.cat([tower(shared) for tower in self.towers], dim=1)
 
     def start_at(self, means: Mapping[str, float]) -> None:
-        """Set the last bias of each task so that it first predicts its mean target."""
+        """Set the last bias of each tower so that its initial prediction is the mean target."""
         for task, tower in zip(self.tasks, self.towers, strict=True):
             mean = means.get(task.name, math.nan)
             if not task.is_regression:

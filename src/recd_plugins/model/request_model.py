@@ -88,10 +88,7 @@ class RequestModel(nn.Module, ABC):
         return self.candidate(CandidateBatch(batch, vectors), UserSide(user, request))
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return the mean loss for backward, and the detached tuple of loss, logits and labels.
-
-        The logits and labels are ``[B]``.
-        """
+        """Return the mean loss for backward, and detached loss, logits ``[B]``, labels ``[B]``."""
         logits = self.scores(batch)
         loss = self.loss(logits, batch)
         return loss, (loss.detach(), logits.detach(), batch.labels)

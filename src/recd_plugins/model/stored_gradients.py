@@ -1,4 +1,4 @@
-"""Sets the gradients of many parameters in one backward function, without autograd nodes."""
+"""Sets the gradients of many parameters in one backward function instead of one per parameter."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class UserSplit:
     def vectors(
         self, request: RequestRows, bags: Sequence[KeyedTensor], pooled: PooledSides | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the vectors of the request rows, and those of the batch rows.
+        """Return the vectors of the request rows and of the batch rows.
 
         Both are lists of tensors, ``[U, F, D]`` and ``[B, F, D]``. F may be 0.
         """

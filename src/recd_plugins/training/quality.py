@@ -21,7 +21,7 @@ from recd_plugins.runtime.errors import RecdError
 
 #: Scores closer than this are ties: 16 float32 roundings, relative for scores above 1.
 TOLERANCE = 16 * float(np.finfo(np.float32).eps)
-# In a dense sample, chains of close scores can span the whole range, so they are cut.
+# Maximum width of a tie group, because chains of close scores can span the whole range.
 _LONGEST = 2 * TOLERANCE
 _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
 
