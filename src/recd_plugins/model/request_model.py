@@ -65,7 +65,7 @@ class RequestModel(nn.Module, ABC):
 
     @abstractmethod
     def candidate(self, batch: CandidateBatch, user: UserSide) -> Tensor:
-        """Return the logits of all rows, ``[B]``, from a batch and the output of ``user``."""
+        """Return the logits, ``[B]`` or ``[B, T]`` for T tasks, given the output of ``user``."""
 
     def request_rows(self, batch: Any) -> RequestRows | None:
         """Return the request rows of a batch. None computes ``user`` for each batch row.
@@ -81,7 +81,7 @@ class RequestModel(nn.Module, ABC):
         return F.binary_cross_entropy_with_logits(logits, batch.labels)
 
     def scores(self, batch: Any) -> Tensor:
-        """Return the logits of all rows, ``[B]``."""
+        """Return the logits of all rows, ``[B]`` or ``[B, T]`` for T tasks."""
         request, vectors = self.request_rows(batch), self.look_up(batch)
         with self._weighted(request):
             user = self.user(UserBatch(batch, vectors, request))
