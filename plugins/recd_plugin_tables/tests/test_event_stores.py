@@ -204,7 +204,7 @@ def test_a_reader_does_not_continue_with_other_events(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"of": "shown"}, "either of .* or store"),
+        ({"of": "shown"}, "'of' .* or 'store'"),
         ({"user": "row"}, "'row' is not a column with role 'id', 'session' or 'request'"),
         ({"columns": {**USES, "ts": "number"}}, "no column has the role 'time'"),
         ({"ties": "stored"}, "only events before the row's time"),
