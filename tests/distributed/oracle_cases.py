@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.sharded import configs
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingConfig, PoolingType
@@ -145,12 +146,7 @@ def _on_rank(
 
 def check_sequences(**arguments: Any) -> None:
     arguments["tables"] = [
-        EmbeddingConfig(
-            num_embeddings=10 * (index + 1),
-            embedding_dim=16,
-            name=f"table_{index}",
-            feature_names=[f"feature_{index}"],
-        )
+        configs(EmbeddingConfig, [f"feature_{index}"], 10 * (index + 1), 16)[0]
         for index in range(3)
     ]
     arguments["embedding_groups"] = None

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.sharded import local_weights, shard
+from tests.sharded import configs, local_weights, shard
 from torch import Tensor
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -75,11 +75,8 @@ def trained(
     alike: bool,
 ) -> tuple[dict[str, Tensor], list[Tensor], int, bool]:
     torch.manual_seed(0)
-    sizes: Any = {"embedding_dim": _DIM, "num_embeddings": _ROWS}
-    tables = [
-        EmbeddingConfig(name="t", feature_names=["a", "b"], **sizes),
-        EmbeddingConfig(name="u", feature_names=["c"], **sizes),
-    ]
+    tables = configs(EmbeddingConfig, "a", _ROWS, _DIM, name="t", feature_names=["a", "b"])
+    tables += configs(EmbeddingConfig, "c", _ROWS, _DIM, name="u")
     codecs = None
     if wire == "int8":  # of blocks that are a row; those of files are longer
         codecs = {_SEQUENCES: QuantizedCommCodecs(Int8(_DIM), Int8(_DIM))}

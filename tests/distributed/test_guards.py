@@ -17,7 +17,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
     ShardingEnv,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -134,12 +134,8 @@ def bags_with_inverse_indices_only(rank: int, world_size: int, stock: bool) -> N
 
 
 def mean_and_sum_of_one_feature(rank: int, world_size: int, stock: bool) -> None:
-    tables = [
-        EmbeddingBagConfig(
-            name=name, embedding_dim=DIM, num_embeddings=12, feature_names=["f"], pooling=kind
-        )
-        for name, kind in (("a", PoolingType.SUM), ("b", PoolingType.MEAN))
-    ]
+    tables = bags("a", "b", means="b", feature_names=["f"]).embedding_bag_configs()
+    tables[1].pooling = PoolingType.MEAN
     sharded(EmbeddingBagCollection(tables), "row_wise", stock)
 
 

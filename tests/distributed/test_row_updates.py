@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.sharded import sequences
+from tests.sharded import configs, sequences
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec import optim
@@ -33,14 +33,8 @@ COLUMNS = ParameterSharding("column_wise", "fused", [0], EnumerableShardingSpec(
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:
     """Tables with the optimizers that they bring, by name; without one by None."""
-    module = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"]
-            )
-            for name in optimizers
-        ]
-    )
+    tables = [configs(EmbeddingBagConfig, name, 8, 4, name=name)[0] for name in optimizers]
+    module = EmbeddingBagCollection(tables)
     for name, optimizer in optimizers.items():
         if optimizer is not None:
             weight = module.embedding_bags[name].weight

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.sharded import bags, configs, sequences
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -43,33 +45,15 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.below = nn.Linear(3, 3)
-        tables = [(rows, dim, name) for rows, dim in SHAPES for name in INITS]
-        self.bags = EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name=f"b_{name}_{rows}",
-                    num_embeddings=rows,
-                    embedding_dim=dim,
-                    feature_names=[f"{name}_{rows}"],
-                    init_fn=INITS[name],
-                    data_type=DataType.FP16 if rows == 67 else DataType.FP32,
-                )
-                for rows, dim, name in tables
-            ]
-        )
+        pooled, unpooled = [], []
+        for (rows, dim), (name, init) in product(SHAPES, INITS.items()):
+            features, dtype = [f"{name}_{rows}"], DataType.FP16 if rows == 67 else DataType.FP32
+            fields: Any = {"init_fn": init, "data_type": dtype}
+            pooled += configs(EmbeddingBagConfig, features, rows, dim, **fields)
+            unpooled += configs(EmbeddingConfig, features, rows, 4, init_fn=init)
+        self.bags = EmbeddingBagCollection(pooled)
         self.between = nn.Linear(3, 3)
-        self.rows = EmbeddingCollection(
-            [
-                EmbeddingConfig(
-                    name=f"e_{name}_{rows}",
-                    num_embeddings=rows,
-                    embedding_dim=4,
-                    feature_names=[f"{name}_{rows}"],
-                    init_fn=INITS[name],
-                )
-                for rows, _, name in tables
-            ]
-        )
+        self.rows = EmbeddingCollection(unpooled)
         self.above = nn.Linear(3, 3)
 
 
@@ -105,9 +89,9 @@ def test_they_have_the_values_of_whole_ones(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_part_has_the_values_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 64)
-    whole = _made().bags.embedding_bags["b_default_200"].weight
+    whole = _made().bags.embedding_bags["t_default_200"].weight
     with deferred_tables():
-        first = first_weights(_made())["bags.embedding_bags.b_default_200.weight"]
+        first = first_weights(_made())["bags.embedding_bags.t_default_200.weight"]
     assert isinstance(first, FirstValues)
     rows, columns, none = torch.zeros(70, 8), torch.zeros(200, 3), torch.zeros(0, 8)
     first.fill([Window(rows, 60, 0), Window(columns, 0, 5), Window(none, 200, 0)])
@@ -119,7 +103,7 @@ def test_others_are_made_as_ever() -> None:
     class Mine(EmbeddingBagCollection):
         """DistributedModelParallel does not shard it."""
 
-    table = EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"])
+    (table,) = configs(EmbeddingBagConfig, "f", 3, 4, name="t")
     with deferred_tables():
         assert not Mine([table]).embedding_bags["t"].weight.is_meta
         on_meta = EmbeddingBagCollection([table], device=torch.device("meta"))
@@ -133,9 +117,8 @@ def test_others_are_made_as_ever() -> None:
     ids=["data", "view", "clone"],
 )
 def test_whoever_uses_a_table_is_seen(use: Callable[[Tensor], Any]) -> None:
-    table = EmbeddingConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"])
     with deferred_tables() as deferred:
-        made = EmbeddingCollection([table])
+        made = sequences("f", name="t", rows=3)
         assert list(made.state_dict()) == ["embeddings.t.weight"]
         assert not deferred.touched
         use(made.embeddings["t"].weight)
@@ -143,9 +126,8 @@ def test_whoever_uses_a_table_is_seen(use: Callable[[Tensor], Any]) -> None:
 
 
 def test_a_table_that_was_set_is_refused() -> None:
-    table = EmbeddingConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"])
     with deferred_tables():
-        made = EmbeddingCollection([table])
+        made = sequences("f", name="t", rows=3)
     with pytest.warns(UserWarning, match="no-op"):
         made.load_state_dict({"embeddings.t.weight": torch.ones(3, 4)})
     with pytest.raises(SetupError, match=r"table 't': values were written before sharding"):
@@ -153,16 +135,9 @@ def test_a_table_that_was_set_is_refused() -> None:
 
 
 def test_an_init_fn_that_differs_when_it_is_called_again_is_refused() -> None:
-    own = torch.Generator()
-    table = EmbeddingConfig(
-        name="t",
-        num_embeddings=3,
-        embedding_dim=4,
-        feature_names=["f"],
-        init_fn=partial(nn.init.normal_, generator=own),
-    )
+    init = partial(nn.init.normal_, generator=torch.Generator())
     with deferred_tables():
-        made = EmbeddingCollection([table])
+        made = sequences("f", name="t", rows=3, init_fn=init)
     with pytest.raises(SetupError, match="table 't': init_fn returned other values"):
         copy_weights({"embeddings.t.weight": torch.zeros(3, 4)}, first_weights(made))
 
@@ -170,17 +145,12 @@ def test_an_init_fn_that_differs_when_it_is_called_again_is_refused() -> None:
 def test_another_thread_makes_whole_tables() -> None:
     """While one defers them: what makes collections is of a thread."""
     made: list[EmbeddingBagCollection] = []
-
-    def bags() -> EmbeddingBagCollection:
-        table = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"])
-        return EmbeddingBagCollection([table])
-
     with deferred_tables(), one_row_tables():
-        thread = Thread(target=lambda: made.append(bags()))
+        thread = Thread(target=lambda: made.append(bags("f", name="t", rows=9)))
         thread.start()
         thread.join()
-        mine = bags().embedding_bags["t"].weight
+        mine = bags("f", name="t", rows=9).embedding_bags["t"].weight
     assert (mine.shape[0], mine.is_meta) == (1, True)
     (theirs,) = made
     assert (theirs.embedding_bags["t"].weight.shape[0], theirs.device.type) == (9, "cpu")
-    assert bags().embedding_bags["t"].weight.shape[0] == 9
+    assert bags("f", name="t", rows=9).embedding_bags["t"].weight.shape[0] == 9

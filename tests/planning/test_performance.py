@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.sharded import configs, sequences
 from torch import nn
-from torchrec.distributed.planner.types import ShardingOption
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.planner.types import ShardingOption, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.interfaces.step_cost import AllReduceCost, OtherCost, StageCosts
 from recd_plugins.planning.constraints import table_constraints
@@ -28,27 +29,12 @@ class Model(nn.Module):
     def __init__(self, *pooled: int) -> None:
         super().__init__()
         meta = torch.device("meta")
-        self.bags = EmbeddingBagCollection(
-            device=meta,
-            tables=[
-                EmbeddingBagConfig(
-                    name=f"bag_{i}",
-                    embedding_dim=16,
-                    num_embeddings=rows,
-                    feature_names=[("item_0", "usr_0", "usr_1")[i % 3]],
-                )
-                for i, rows in enumerate(pooled)
-            ],
-        )
-        self.sequences = EmbeddingCollection(
-            device=meta,
-            tables=[
-                EmbeddingConfig(
-                    name=name, embedding_dim=16, num_embeddings=FEW, feature_names=[name]
-                )
-                for name in ("seq_0_0", "seq_0_1")
-            ],
-        )
+        tables = []
+        for i, rows in enumerate(pooled):
+            features = [("item_0", "usr_0", "usr_1")[i % 3]]
+            tables += configs(EmbeddingBagConfig, features, rows, 16, name=f"bag_{i}")
+        self.bags = EmbeddingBagCollection(tables=tables, device=meta)
+        self.sequences = sequences("seq_0_0", "seq_0_1", rows=FEW, dim=16, device=meta)
 
 
 def candidate(make_registry, variant: str, model: nn.Module) -> ShardableModel:
@@ -85,26 +71,25 @@ def test_a_table_that_fits_no_rank_is_split(make_registry, batch_size: int) -> N
     assert others == ({kind} if batch_size == 256 else {"table_wise"})
 
 
-def options(make_registry, device: str) -> dict[tuple[str, str], ShardingOption]:
-    """Of a pooled and an unpooled table."""
-    model = candidate(make_registry, "plugins", Model(20 * FEW))
-    topology = load_topology(
-        "machine" if device == "cpu" else "dgx-a100-80g", ranks_per_node=2
-    ).to_torchrec()
+def enumerated(
+    make_registry, rows: int, topology: Topology, device: str
+) -> tuple[list[ShardingOption], SortedEnumerator]:
+    """Options for a pooled table of ``rows`` rows and the tables of sequences."""
+    model = candidate(make_registry, "plugins", Model(rows))
     constraints = table_constraints(
         model.prepared, model.tables, profile=model.profile, device_type=device
     )
     enumerator = SortedEnumerator(topology, constraints, model.prepared.registry.training)
-    return {
-        (o.name, o.sharding_type): o
-        for o in enumerator.enumerate(model.prepared.model, model.sharders)
-    }
+    return enumerator.enumerate(model.prepared.model, model.sharders), enumerator
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", ["bag_0", "seq_0_0"])
+@pytest.mark.parametrize("name", ["bag_0", "t_seq_0_0"])
 def test_split_rows_receive_each_id_once(make_registry, device: str, name: str) -> None:
-    found = options(make_registry, device)
+    name_of_topology = "machine" if device == "cpu" else "dgx-a100-80g"
+    topology = load_topology(name_of_topology, ranks_per_node=2).to_torchrec()
+    options, _ = enumerated(make_registry, 20 * FEW, topology, device)
+    found = {(option.name, option.sharding_type): option for option in options}
     whole = found[name, "table_wise"].shards
     for kind in ("row_wise", "table_row_wise"):
         split = found.get((name, kind))
@@ -115,19 +100,13 @@ def test_split_rows_receive_each_id_once(make_registry, device: str, name: str) 
 
 
 def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:
-    model = candidate(make_registry, "plugins", Model(20 * FEW + 1))
     topology = load_topology("dgx-a100-80g", nodes=2).to_torchrec()
-    constraints = table_constraints(
-        model.prepared, model.tables, profile=model.profile, device_type="cuda"
-    )
-    enumerator = SortedEnumerator(topology, constraints, model.prepared.registry.training)
-    found = enumerator.enumerate(model.prepared.model, model.sharders)
+    found, enumerator = enumerated(make_registry, 20 * FEW + 1, topology, "cuda")
     assert any(len({tuple(shard.size) for shard in option.shards}) > 1 for option in found)
     before = [[shard.perf for shard in option.shards] for option in found]
     # TorchRec's own goes through all shards.
-    super(PerfEstimator, PerfEstimator(topology, constraints)).estimate(
-        found, enumerator._sharder_data_map
-    )
+    estimator = PerfEstimator(topology, enumerator._constraints)
+    super(PerfEstimator, estimator).estimate(found, enumerator._sharder_data_map)
     assert before == [[shard.perf for shard in option.shards] for option in found]
 
 

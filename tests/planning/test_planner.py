@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sharded import configs, sequences
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -52,23 +53,11 @@ class Model(nn.Module):
 
     def __init__(self, rows: int = 1000, dim: int = 16) -> None:
         super().__init__()
-        self.bags = EmbeddingBagCollection(
-            device=torch.device("meta"),
-            tables=[
-                EmbeddingBagConfig(
-                    name=name, embedding_dim=dim, num_embeddings=rows, feature_names=features
-                )
-                for name, features in (("a", ["f", "g"]), ("b", ["h"]))
-            ],
-        )
-        self.sequences = EmbeddingCollection(
-            device=torch.device("meta"),
-            tables=[
-                EmbeddingConfig(
-                    name="s", embedding_dim=dim, num_embeddings=rows, feature_names=["i"]
-                )
-            ],
-        )
+        meta, config = torch.device("meta"), EmbeddingBagConfig
+        tables = configs(config, "a", rows, dim, name="a", feature_names=["f", "g"])
+        tables += configs(config, "h", rows, dim, name="b")
+        self.bags = EmbeddingBagCollection(tables=tables, device=meta)
+        self.sequences = sequences("i", rows=rows, dim=dim, name="s", device=meta)
 
 
 def registry(
@@ -289,13 +278,8 @@ def test_the_plan_is_the_same_in_every_process() -> None:
         "print([*options(registry(), profile(f=2.0), Model())])\n"
     )
     # Hashes of strings are others in each interpreter.
-    elsewhere = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = [sys.executable, "-c", script]
+    elsewhere = subprocess.check_output(command, cwd=Path(__file__).parents[2], text=True)
     assert elsewhere == f"{[*options(registry(), profile(f=2.0), Model())]}\n"
 
 

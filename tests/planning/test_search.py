@@ -1,5 +1,3 @@
-"""The search makes TorchRec's plans, in less time, and the largest batch is found."""
-
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
@@ -12,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.planning.test_planner import Model, prepared, profile, registry
+from tests.sharded import bags
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
 from torchrec.distributed.planner.types import Proposer, ShardingOption, Topology
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import wrap
@@ -46,6 +44,15 @@ KINDS = (
 Rated = Generator[Sequence[Option], float | None, None]
 
 
+def numbered(num_tables: int, rows: int, dim: int) -> EmbeddingBagCollection:
+    """Tables without memory, each with one row more than the one before."""
+    module = bags(*map(str, range(num_tables)), rows=rows, dim=dim)
+    tables = module.embedding_bag_configs()
+    for index, table in enumerate(tables):
+        table.num_embeddings += index
+    return EmbeddingBagCollection(tables, device=torch.device("meta"))
+
+
 def free(topology: Topology) -> FreeRanks:
     storage = [list(vars(device.storage).values()) for device in topology.devices]
     return FreeRanks(topology, np.array(storage).T.copy())
@@ -59,13 +66,7 @@ def topology() -> Topology:
 @pytest.fixture
 def proposal(make_registry, topology: Topology) -> list[Option]:
     """A table of each kind, whose last shards are smaller than the others."""
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t_{i}", embedding_dim=256, num_embeddings=10_001 + i, feature_names=[f"f_{i}"]
-        )
-        for i in range(len(KINDS))
-    ]
-    module = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    module = numbered(len(KINDS), 10_001, 256)
     training = make_registry().training
     enumerator = SortedEnumerator(topology, {}, training)
     options: dict[str, Option] = {}
@@ -199,13 +200,7 @@ def test_the_best_plan_is_tried_with_quicker_kernels(options: list[Option], fits
 
 def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Count the tables of all plans that the planner tries."""
-    configs = [
-        EmbeddingBagConfig(
-            name=f"t_{i}", feature_names=[f"f_{i}"], num_embeddings=100 + i, embedding_dim=8
-        )
-        for i in range(num_tables)
-    ]
-    model = torch.nn.ModuleDict({"bags": EmbeddingBagCollection(configs, device="meta")})
+    model = torch.nn.ModuleDict({"bags": numbered(num_tables, 100, 8)})
     ready = wrap(model)
     place, placed = search.place, 0
 

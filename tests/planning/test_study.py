@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.sharded import bags
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -52,10 +53,14 @@ def text(made: PlanReport) -> str:
     return capture.get()
 
 
+def with_negatives(table: Path, **options: Any) -> dict[str, Any]:
+    wrap = [{"use": "ranking.negatives", "options": options}]
+    of_table = {"path": str(table), "sparse": ["item_0"]}
+    return {"use": "recd.session_parquet", "options": of_table, "wrap": wrap}
+
+
 def test_wrappers_are_prepared_as_in_a_run(make_registry, table) -> None:
-    wrap = [{"use": "ranking.negatives", "options": {"item": "nobody", "negatives": 1}}]
-    options = {"path": str(table), "sparse": ["item_0"]}
-    dataset = {"use": "recd.session_parquet", "options": options, "wrap": wrap}
+    dataset = with_negatives(table, item="nobody", negatives=1)
     registry = make_registry(dataset=dataset, pooling=[])
     spec = load_topology("machine", ranks=2)
     with pytest.raises(SetupError, match=r"ranking\.negatives.* has no feature 'nobody'"):
@@ -138,10 +143,7 @@ def test_the_largest_batch(make_registry) -> None:
 
 
 def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -> None:
-    negatives = {"item": "item_0", "by": "in_request", "negatives": 2}
-    wrap = [{"use": "ranking.negatives", "options": negatives}]
-    options = {"path": str(table), "sparse": ["item_0"]}
-    dataset = {"use": "recd.session_parquet", "options": options, "wrap": wrap}
+    dataset = with_negatives(table, item="item_0", by="in_request", negatives=2)
     training = {"batch_size": 96, "ranks": 2}
     registry = make_registry(
         dataset=dataset, pooling=[], sharding=[{"use": "auto"}], training=training
@@ -222,19 +224,13 @@ class Alone(EmbeddingBagCollection):
 
 
 def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry) -> None:
-    def bags(feature: str) -> dict[str, Any]:
-        name = f"t_{feature}"
-        table = EmbeddingBagConfig(
-            name=name, embedding_dim=16, num_embeddings=1000, feature_names=[feature]
-        )
-        return {"tables": [table]}
-
-    weighted = EmbeddingBagCollection(**bags("usr_0"), is_weighted=True)
+    size: Any = {"rows": 1000, "dim": 16}
+    weighted = bags("usr_0", weighted=True, **size)
     weights = PositionWeightedModuleCollection({"usr_0": 8})
     modules = {
-        "own": EmbeddingBagCollection(**bags("item_0")),
+        "own": bags("item_0", **size),
         "left": FeatureProcessedEmbeddingBagCollection(weighted, weights),
-        "alone": Alone(**bags("usr_1")),
+        "alone": Alone(bags("usr_1", **size).embedding_bag_configs()),
     }
     prepared = prepare(make_registry(pooling=[]), nn.ModuleDict(modules))
     assert prepared.context is not None
