@@ -55,13 +55,8 @@ CASES: dict[str, Changes] = {
     "plain": {"converter": {"use": "recd.kjt"}, "pooling": []},
     "partial": {"converter": {"use": "recd.partial_ikjt"}},
     **{
-        use.partition(".")[2]: _sharding(use)
-        for use in (
-            "torchrec.table_wise",
-            "torchrec.row_wise",
-            "torchrec.column_wise",
-            "torchrec.data_parallel",
-        )
+        kind: _sharding(f"torchrec.{kind}")
+        for kind in ("table_wise", "row_wise", "column_wise", "data_parallel")
     },
     "two_tier": _sharding("flexshard.two_tier", plan_for=_CLUSTER, dedupe="none"),
     "three_tier": _sharding("flexshard.three_tier", plan_for=_CLUSTER, dedupe="none"),

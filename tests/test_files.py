@@ -1,5 +1,3 @@
-"""Atomic files, and folders with one writer."""
-
 from __future__ import annotations
 
 import json

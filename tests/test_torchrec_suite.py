@@ -1,5 +1,3 @@
-"""TorchRec's own tests see a checkout, and these sharders as TorchRec's, in each process."""
-
 import os
 import subprocess
 import sys
@@ -27,7 +25,6 @@ def test_every_process_sees_the_checkout_and_these_sharders(tmp_path: Path) -> N
         },
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.stdout.split() == [
         *(str(distributed / folder) for folder in ("tests", "test_utils")),

@@ -19,6 +19,8 @@ from collections import Counter
 from importlib.metadata import distributions
 from pathlib import Path
 
+from tests.torchrec_suite.__main__ import outcome
+
 from recd_plugins.runtime.versions import SETS
 
 ROOT = Path(__file__).parents[1]
@@ -91,10 +93,13 @@ def run_tests(python: Path, torchrec: str, name: str, workers: str) -> Counter[s
             *(python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"),
             *("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder", *RUNS[name]),
         ]
-        _logged(command, FOLDER / f"{torchrec}.{name}.log")
+        packages = os.pathsep.join(str(ROOT / name) for name in ("src", "plugins"))
+        env = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "RECD_DAY": "all"}
+        with (FOLDER / f"{torchrec}.{name}.log").open("w") as log:
+            subprocess.call(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
     if not report.exists():
         return Counter()
-    return Counter(map(_outcome, ElementTree.parse(report).iter("testcase")))
+    return Counter(map(outcome, ElementTree.parse(report).iter("testcase")))
 
 
 def _install(python: Path, arguments: list[str]) -> None:
@@ -108,22 +113,6 @@ def _install(python: Path, arguments: list[str]) -> None:
 def _version_in(python: Path, name: str) -> str:
     code = f"import importlib.metadata as m; print(m.version({name!r}))"
     return subprocess.check_output([python, "-c", code], text=True).strip()
-
-
-def _logged(command: list[str | Path], log: Path) -> int:
-    packages = os.pathsep.join(str(ROOT / name) for name in ("src", "plugins"))
-    environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "RECD_DAY": "all"}
-    with log.open("w") as file:
-        return subprocess.call(
-            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
-
-
-def _outcome(case: ElementTree.Element) -> str:
-    kinds = {child.tag for child in case}
-    if kinds & {"failure", "error"}:
-        return "failed"
-    return "skipped" if "skipped" in kinds else "passed"
 
 
 def _print(*cells: str) -> None:

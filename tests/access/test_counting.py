@@ -1,5 +1,3 @@
-"""Counted accesses against exact counts."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -10,6 +8,7 @@ from numpy.typing import NDArray
 
 from recd_plugins.interfaces import access
 from recd_plugins.interfaces.access import TableAccess, TableCounter
+from recd_plugins.interfaces.distributions import zipf
 
 _ROWS = 40
 ids = st.lists(st.integers(0, _ROWS - 1), max_size=60)
@@ -70,3 +69,18 @@ def test_profiles_merge_whether_exact_or_not(
 ) -> None:
     merged = counted(mine, bound).merge(counted(theirs, _ROWS if exact else bound))
     check(merged, true_counts(mine + theirs), bound)
+
+
+def test_zipf_mandelbrot() -> None:
+    shifted = zipf("t", 100, 3.0, 1.1, shift=20.0).accesses
+    for k in (0, 7, 99):
+        assert shifted[k] / shifted[0] == pytest.approx(((k + 21) / 21) ** -1.1)
+    assert shifted.sum() == pytest.approx(3.0)
+
+
+def test_rows_are_in_order_or_shuffled() -> None:
+    assert zipf("t", 1000, 5, 1).rows.tolist() == list(range(1000))
+    shuffled = zipf("t", 1000, 5, 1, seed=3).rows
+    assert sorted(shuffled) == list(range(1000))
+    assert shuffled.tolist() != list(range(1000))
+    np.testing.assert_array_equal(shuffled, zipf("t", 1000, 5, 1, seed=3).rows)

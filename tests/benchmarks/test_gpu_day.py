@@ -18,7 +18,6 @@ def day(folder: Path, code: int) -> tuple[int, str]:
         env={"PATH": "/usr/bin:/bin", "folder": str(folder), "ends": "600", "failed": "0"},
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.stderr == ""
     return done.returncode, done.stdout

@@ -1,5 +1,3 @@
-"""Nodes as network namespaces: what they send is counted, links are cut, nothing stays behind."""
-
 import os
 import signal
 import subprocess

@@ -1,5 +1,3 @@
-"""``recd`` as a user types it."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""A fault of this project, as a program shows it and as tests see it."""
-
 from __future__ import annotations
 
 import re
@@ -35,7 +33,6 @@ def program(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
         env={"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder), **environment},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
@@ -66,7 +63,6 @@ def test_torchrun_ends_with_the_message(folder: Path, command: list[str], said: 
         cwd=folder,
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 1
     first, _, summary = done.stderr.partition("Root Cause")

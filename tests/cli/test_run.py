@@ -1,5 +1,3 @@
-"""`recd run` as a user runs it: processes, checkpoints, kills."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`recd run` with callbacks: called on each rank, saved with checkpoints, named where they fail."""
-
 from __future__ import annotations
 
 import json
@@ -73,7 +71,6 @@ def write(folder: Path, **options: Any) -> Path:
 
 
 def run(registry: Path, *options: str, expect: int = 0) -> str:
-    """What it says on stderr."""
     done = programs.recd("--plugins-dir", registry.parent / "plugins", "run", registry, *options)
     assert done.returncode == expect, done.stderr
     return done.stderr

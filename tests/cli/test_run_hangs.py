@@ -1,4 +1,4 @@
-"""Runs with a stopped rank or reader: it is named, the run goes on with it, and ends in time."""
+"""Runs with a stopped or slow rank or reader: it is named, and the run goes on or ends in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 from tests import forked
-from tests.cli.programs import RECD, recd
+from tests.cli.programs import recd
+from tests.forked import RECD
 from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins.cli import main
@@ -77,7 +78,6 @@ def write(folder: Path, rank: int = 1) -> list[str]:
 
 
 def stopped(folder: Path) -> int:
-    """Process id of what was stopped."""
     return int((folder / "stopped").read_text())
 
 
@@ -176,3 +176,51 @@ def test_under_torchrun_the_other_rank_says_it(tmp_path: Path) -> None:
     )
     assert len(told) >= 2
     assert "To resume from this checkpoint, run" in done.stderr
+
+
+SLOW = '''
+import time
+from recd_plugins.api import Preprocessing, hookimpl
+
+class Slow(Preprocessing):
+    """Takes its time."""
+    name = "test.slow"
+
+    def transform(self, values, offsets):
+        time.sleep(0.2)
+        return values % 2000, offsets
+
+@hookimpl
+def register_preprocessing():
+    return [Slow]
+'''
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
+    write_registry(
+        tmp_path,
+        dataset=papercal(tmp_path, 2048, 256, sparse=["item_0"]),
+        converter={"use": "recd.ikjt"},
+        preprocessing=[{"use": "test.slow", "features": ["item_0"]}],
+        model={"num_embeddings": 2000},
+        training={"batch_size": 64, "ranks": 1, "steps": 14, "evaluate": False},
+    )
+    (tmp_path / "slow.py").write_text(SLOW)
+    options = ["--json", "report.json", "--workers", str(workers), "-v"]
+    command = [RECD, "--plugins-dir", ".", "run", "registry.yaml", *options]
+    done = forked.run(command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "report.json").read_text())["stalls"]
+    assert found["worst"]["rank"] == 0
+    # 14 steps: 5 are left out, and 2 take no batch.
+    assert found["steps"] == 7
+    shares = found["shares"]
+    assert max(shares, key=lambda cause: shares[cause]) == "preprocess"
+    (rank,) = found["ranks"]
+    assert rank["making"]["preprocess"] >= 0.2
+    assert (rank["making"]["arrival"] > 0) == (workers > 0)
+    assert found["share"] == pytest.approx(sum(rank["seconds"].values()) / rank["step_seconds"])
+    words = " ".join(done.stdout.split())
+    assert "waiting for data, share of a step" in words
+    assert "mostly for preprocess" in words

@@ -1,5 +1,3 @@
-"""`recd run` with optimizer and metric entries: compared, reported, killed and resumed."""
-
 from __future__ import annotations
 
 import json
@@ -37,7 +35,6 @@ def write(folder: Path, optimizer: str = "adagrad", size: int = 4, **more: Any) 
 
 
 def run(registry: Path, *options: str, expect: int = 0) -> Any:
-    """What it says, and its report."""
     report = registry.parent / "report.json"
     plugins = registry.parent / "plugins"
     done = programs.recd(*("--plugins-dir", plugins, "run", registry, "--json", report, *options))

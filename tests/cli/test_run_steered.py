@@ -131,20 +131,6 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) ->
     assert rows(tmp_path) == rows(whole)
 
 
-def read_until_a_checkpoint(program: subprocess.Popen[bytes], output: int, folder: Path) -> None:
-    # The first one by number of steps; the best one of step 7 may be there before it.
-    while not any(folder.glob("checkpoints/step-0*[1-9]?")):
-        assert program.poll() is None
-        if select.select([output], [], [], 0.005)[0]:
-            os.read(output, 1 << 16)
-
-
-def goes_on_where_it_ended(folder: Path, registry: Path) -> bool:
-    newest = int(max(folder.glob("checkpoints/step-*")).name.removeprefix("step-"))
-    report = programs.report_of("run", registry, "--resume", "--steps", str(newest + 1))
-    return bool(report["first_step"] == newest >= 10)
-
-
 def at_a_terminal() -> None:
     """Have standard input for it, and end with it though tests may run under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -163,13 +149,19 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
         preexec_fn=at_a_terminal,
     )
     os.close(terminal)
-    read_until_a_checkpoint(program, ours, tmp_path)
+    # The first one by number of steps; the best one of step 7 may be there before it.
+    while not any(tmp_path.glob("checkpoints/step-0*[1-9]?")):
+        assert program.poll() is None
+        if select.select([ours], [], [], 0.005)[0]:
+            os.read(ours, 1 << 16)
     started = psutil.Process(program.pid).children(recursive=True)
     os.close(ours)
     assert program.wait(120) == 128 + signal.SIGHUP
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
-    assert goes_on_where_it_ended(tmp_path, registry)
+    newest = int(max(tmp_path.glob("checkpoints/step-*")).name.removeprefix("step-"))
+    report = programs.report_of("run", registry, "--resume", "--steps", str(newest + 1))
+    assert report["first_step"] == newest >= 10
 
 
 def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
@@ -224,8 +216,46 @@ def test_ranks_of_torchrun_end_together(tmp_path: Path) -> None:
     done = forked.torchrun(command, ranks=2)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr.count("the run was ended after step") == 1
-    assert sorted(re.findall("seen SIGTERM on .", done.stdout)) == [
-        "seen SIGTERM on 0",
-        "seen SIGTERM on 1",
-    ]
+    assert sorted(re.findall("seen SIGTERM on (.)", done.stdout)) == ["0", "1"]
     assert list((tmp_path / "checkpoints").glob("step-*"))
+
+
+SLOW_DATA = '''
+import os, signal, time
+from recd_plugins.api import Dataset, FeatureSchema, hookimpl
+
+class Slow(Dataset):
+    """Data that takes long to prepare."""
+    name = "acme.slow"
+
+    def prepare(self):
+        open("half", "w").close()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            os.remove("half")
+
+    def schema(self):
+        return FeatureSchema(("user",), (), "label")
+
+    def reader(self, **arguments): ...
+
+@hookimpl
+def register_datasets():
+    return [Slow]
+'''
+
+
+def test_sigterm_says_what_it_ended_and_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("acme.py").write_text(SLOW_DATA)
+    training = {"evaluate": False, "checkpoint": {"path": "checkpoints"}}
+    write_registry(tmp_path, dataset={"use": "acme.slow"}, training=training)
+    done = programs.recd("--plugins-dir", ".", "run", "registry.yaml")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "a signal ended the run before its first step" in done.stderr
+    assert not Path("half").exists()
+    assert not list(Path("checkpoints").iterdir())

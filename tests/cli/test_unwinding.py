@@ -1,5 +1,3 @@
-"""The end of a command by a signal, and of the program."""
-
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,3 @@
-"""Which entry of a registry transforms which feature."""
-
 import json
 
 import pytest

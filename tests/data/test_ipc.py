@@ -1,5 +1,3 @@
-"""Objects with tensors, as bytes or in shared memory: the same again, copied once."""
-
 from __future__ import annotations
 
 import pytest

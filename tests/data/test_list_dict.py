@@ -1,5 +1,3 @@
-"""Layout ``list_dict``: bytes there and back, and batches of several dictionaries as one."""
-
 from itertools import pairwise
 
 import pyarrow as pa

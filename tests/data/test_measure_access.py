@@ -1,5 +1,3 @@
-"""The profile of a registry's data against counting its ids one by one."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -39,17 +37,18 @@ TABLES = [
 ]
 
 
-def make(folder: Path) -> RunConfig:
+def make(folder: Path, table: Path, converter: str = "{use: recd.ikjt}") -> RunConfig:
     path = folder / "registry.yaml"
-    path.write_text(REGISTRY.format(path=folder / "table"))
-    registry = load_registry(path)
-    registry.dataset.prepare()
-    return registry
+    path.write_text(REGISTRY.format(path=table).replace("{use: recd.ikjt}", converter))
+    return load_registry(path)
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return make(tmp_path_factory.mktemp("measure"))
+    folder = tmp_path_factory.mktemp("measure")
+    registry = make(folder, folder / "table")
+    registry.dataset.prepare()
+    return registry
 
 
 def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
@@ -96,14 +95,6 @@ CONVERTERS = {
 }
 
 
-def with_converter(registry: RunConfig, folder: Path, converter: str) -> RunConfig:
-    """Another registry of the same table."""
-    text = REGISTRY.format(path=registry.path.parent / "table")
-    path = folder / "registry.yaml"
-    path.write_text(text.replace("{use: recd.ikjt}", converter))
-    return load_registry(path)
-
-
 @pytest.mark.parametrize(
     ("converter", "pooled", "rows"),
     [
@@ -117,7 +108,7 @@ def with_converter(registry: RunConfig, folder: Path, converter: str) -> RunConf
 def test_what_is_sent_counts(
     registry: RunConfig, tmp_path: Path, converter: str, pooled: bool, rows: int | None
 ) -> None:
-    registry = with_converter(registry, tmp_path, CONVERTERS[converter])
+    registry = make(tmp_path, registry.path.parent / "table", CONVERTERS[converter])
     tables = [
         Table("t_items", ("item_0", "seq_0_0"), 200, 8, pooled=pooled),
         Table("t_more", ("seq_0_1",), 200, 8, pooled=pooled),

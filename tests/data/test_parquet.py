@@ -1,5 +1,3 @@
-"""Parquet files that are damaged, replaced, or differ within a table."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""A read task for any process: the same blocks whoever makes them, in whatever order."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,7 @@ from tests.data.number_rows import Noise, Numbers, Unrepeatable
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.loader import build_dataloader, read_task
-from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
+from recd_plugins.interfaces.ingestion import BatchBlock, TaskReader
 
 BATCH = 8
 
@@ -61,27 +59,22 @@ def contents(block: BatchBlock) -> list[tuple[list[int], State]]:
     return [(sparse(batch), position) for batch, position in block.batches]
 
 
-def start_of(task: ReadTask) -> State:
-    reader = Numbers(Numbers.Options()).reader(
-        rank=task.rank, world_size=task.world_size, batch_size=BATCH, split=task.split
-    )
-    return reader.state_dict()
-
-
 @pytest.fixture(scope="module")
-def made() -> tuple[list[tuple[list[int], State]], State, ReadTask, list[TaskReader]]:
+def made() -> tuple[list[tuple[list[int], State]], State, list[TaskReader]]:
     """An epoch of rank 1 of 2, where it starts, and two readers of it."""
     registry = registry_of(Numbers(Numbers.Options()))
     epoch = list(alone(registry, 1, 2))
     task = read_task(registry, 1, 2)
-    return epoch, start_of(task), task, [pickle.loads(pickle.dumps(task)).open() for _ in range(2)]
+    start = registry.dataset.reader(rank=1, world_size=2, batch_size=BATCH, split="train")
+    readers = [pickle.loads(pickle.dumps(task)).open() for _ in range(2)]
+    return epoch, start.state_dict(), readers
 
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
     """From every position on, each block by either reader."""
-    epoch, start, _, readers = made
+    epoch, start, readers = made
     taken = data.draw(st.integers(0, len(epoch)), "batches taken")
     position = json.loads(json.dumps(epoch[taken - 1][1] if taken else start))
     num_blocks = readers[0].num_blocks(position)
@@ -136,14 +129,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ReadTask, State]:
+def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
     monkeypatch.chdir(folder)
     registry = load_registry("registry.yaml", plugins_dir="plugins")
-    return read_task(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
-
-
-def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
-    task, start = work_in(folder, monkeypatch)
+    task, start = read_task(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
     monkeypatch.chdir(folder / "elsewhere")
     assert contents(task.open().block(start, 0))[0][0] == [0, 1, 2, 3]
     assert Path.cwd() == folder

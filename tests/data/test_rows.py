@@ -1,5 +1,3 @@
-"""Batches taken out of several others, and every row of a dataset that cannot scan."""
-
 from __future__ import annotations
 
 import numpy as np

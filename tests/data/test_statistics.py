@@ -1,5 +1,3 @@
-"""Statistics of tables: the formula, the counts, files that add up, the footer."""
-
 from __future__ import annotations
 
 import json

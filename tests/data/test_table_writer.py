@@ -1,5 +1,3 @@
-"""The writer of tables: where row groups end, what is stored how, and that files are whole."""
-
 import json
 
 import pyarrow as pa

@@ -1,5 +1,3 @@
-"""Reader workers make the batches of a rank that reads alone; dead workers are replaced."""
-
 from __future__ import annotations
 
 import json
@@ -150,7 +148,6 @@ def failure(loader: Any) -> tuple[str, list[int]]:
 
 
 def test_a_reader_raises_the_error_of_the_rank_alone(folder):
-    """Each attempt raises it at the same batch."""
     alone, shared = (
         build_dataloader(registry(folder, workers, fails=True), 0, 1) for workers in (0, 2)
     )

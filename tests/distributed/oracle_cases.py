@@ -30,16 +30,9 @@ if find_spec("torchrec.distributed.tests") is None:
     sys.modules["torchrec.distributed.tests"] = ModuleType("torchrec.distributed.tests")
     sys.modules[_missing.__name__] = _missing
 
-from torchrec.distributed.test_utils.test_model import (
-    TestMixedEmbeddingSparseArch,
-    TestSparseNN,
-)
-from torchrec.distributed.test_utils.test_model_parallel import (
-    ModelParallelTestShared,
-)
-from torchrec.distributed.test_utils.test_sharding import (
-    sharding_single_rank_test_single_process,
-)
+from torchrec.distributed.test_utils.test_model import TestMixedEmbeddingSparseArch, TestSparseNN
+from torchrec.distributed.test_utils.test_model_parallel import ModelParallelTestShared
+from torchrec.distributed.test_utils.test_sharding import sharding_single_rank_test_single_process
 
 FUSED = {"learning_rate": 0.1}
 

@@ -1,5 +1,3 @@
-"""Batches are converted to the form of the first one."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Bytes of known collectives and ids of known lookups, counted."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -2,25 +2,17 @@
 
 import pytest
 import torch
+from tests.small_registry import write_registry
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import device
 from recd_plugins.config.device import choose_device
 from recd_plugins.runtime.errors import SetupError
 
-REGISTRY = """\
-version: 1
-dataset: {use: recd.session_parquet, options: {path: nowhere}}
-converter: {use: recd.ikjt}
-training: {ranks: 2}
-"""
-
 
 @pytest.fixture
 def registry(tmp_path) -> RunConfig:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY)
-    return load_registry(path)
+    return load_registry(write_registry(tmp_path, training={"ranks": 2, "device": "auto"}))
 
 
 @pytest.fixture

@@ -12,11 +12,7 @@ from tests.sharded import CPU, SGD, bags, exact_sharders, local_weights, sequenc
 from torch import Tensor, nn
 from torchrec.distributed import comm_ops
 from torchrec.distributed.sharding_plan import table_row_wise, table_wise
-from torchrec.distributed.types import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    ShardingEnv,
-)
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -28,10 +24,7 @@ from recd_plugins.sharding.batch_form import BatchForm
 from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.guards import guard
 from recd_plugins.sharding.pipeline import build_train_pipeline
-from recd_plugins.sharding.sharders import (
-    ExactEmbeddingBagCollectionSharder,
-    stock_sharders,
-)
+from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, stock_sharders
 from recd_plugins.testing.gloo import run_on_ranks
 
 STOCK, EXACT = True, False

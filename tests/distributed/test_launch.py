@@ -1,3 +1,5 @@
+"""Ranks of a launch: results, environment, failures, ends and timeouts of groups."""
+
 from __future__ import annotations
 
 import os
@@ -6,21 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.forked import Program
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from recd_plugin_flexshard.runtime import tier_groups
+from recd_plugin_tuning.collectives import node_groups
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError, SetupError
-from recd_plugins.runtime.launch import (
-    RankError,
-    Ranks,
-    launch,
-    torchrun_rank,
-)
+from recd_plugins.runtime.launch import RankError, Ranks, launch, torchrun_rank
 from recd_plugins.runtime.machine import threads_of_a_rank
+from recd_plugins.sharding.overlap import DeferredAllReduce
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,3 +195,31 @@ def test_half_an_environment_of_torchrun_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SetupError, match="RANK is '0' but WORLD_SIZE is not set"):
         torchrun_rank()
+
+
+TIMEOUT = timedelta(seconds=77)
+
+
+def timeouts(rank: int, world_size: int) -> set[timedelta]:
+    tiers = tier_groups()
+    late = DeferredAllReduce.of(DistributedDataParallel(nn.Linear(1, 1)))
+    assert late is not None
+    groups = [tiers.cold, tiers.hot, tiers.flex, tiers.flex_gradients, late._group]
+    with node_groups() as nodes:
+        groups += [nodes.everyone, nodes.node, nodes.across]
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
+        return {backend.options._timeout for backend in backends}
+
+
+def test_the_timeout_of_the_trainer_holds() -> None:
+    assert launch(timeouts, 1, timeout=TIMEOUT) == [{TIMEOUT}]
+
+
+def late_of_some_ranks(rank: int, world_size: int) -> bool:
+    groups = [dist.new_group([other]) for other in range(world_size)]
+    wrapped = DistributedDataParallel(nn.Linear(1, 1), process_group=groups[rank])
+    return DeferredAllReduce.of(wrapped) is not None
+
+
+def test_ranks_that_train_apart_make_no_groups_without_the_others() -> None:
+    assert launch(late_of_some_ranks, 2) == [False, False]

@@ -1,5 +1,3 @@
-"""Managed collision of deduplicated batches: the maps, weights and losses of plain ones."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Deduplicated and coalesced training is plain training: loss, outputs and weights agree."""
-
 from __future__ import annotations
 
 from functools import cache

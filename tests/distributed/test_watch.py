@@ -1,5 +1,3 @@
-"""The watch of ranks: hangs, a store that is gone for a while, and lost ranks."""
-
 from __future__ import annotations
 
 import json

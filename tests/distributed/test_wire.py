@@ -1,5 +1,3 @@
-"""Formats of embeddings and gradients between ranks: rounding, gradients and refusals."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -41,16 +39,22 @@ def test_fp32_has_none() -> None:
     assert {each.qcomm_codecs_registry for each in build_sharders(prepared(registry()))} == {None}
 
 
+def decoded_with_gradient(codec: Any, numbers: torch.Tensor) -> torch.Tensor:
+    numbers.requires_grad_()
+    decoded: torch.Tensor = codec.decode(codec.encode(numbers))
+    decoded.sum().backward()
+    assert numbers.grad is not None
+    assert numbers.grad.tolist() == [1.0, 1.0]
+    return decoded
+
+
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])
 def test_gradients_pass_the_codecs(wire: str) -> None:
     """TorchRec's synchronous collectives leave that to autograd; FBGEMM's bf16 loses it."""
     codecs = wire_codecs(TrainingSpec.model_validate({"wire": wire}), None, ())
     assert codecs is not None
     for both in codecs.values():
-        numbers = torch.tensor([1.0, 2.5], requires_grad=True)
-        both.forward.decode(both.forward.encode(numbers)).sum().backward()
-        assert numbers.grad is not None
-        assert numbers.grad.tolist() == [1.0, 1.0]
+        decoded_with_gradient(both.forward, torch.tensor([1.0, 2.5]))
 
 
 def test_a_trainers_own_bf16_has_a_gradient_and_its_loss_scale() -> None:
@@ -63,12 +67,9 @@ def test_a_trainers_own_bf16_has_a_gradient_and_its_loss_scale() -> None:
         (found["a"].forward, given["a"].forward),
         (found["a"].backward, given["a"].backward),
     ):
-        numbers = torch.tensor([1.0, 0.3], requires_grad=True)
-        decoded = mended.decode(mended.encode(numbers))
+        numbers = torch.tensor([1.0, 0.3])
+        decoded = decoded_with_gradient(mended, numbers)
         assert torch.equal(decoded, own.decode(own.encode(numbers)))
-        decoded.sum().backward()
-        assert numbers.grad is not None
-        assert numbers.grad.tolist() == [1.0, 1.0]
 
 
 def tables(*dims: int) -> list[Table]:

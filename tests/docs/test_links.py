@@ -1,5 +1,3 @@
-"""Links between pages lead somewhere, paths in text exist, and the index leads to every page."""
-
 from __future__ import annotations
 
 import re

@@ -127,7 +127,6 @@ def _validate(text: str, folder: Path) -> None:
     "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=_NAMES.get
 )
 def test_commands_and_options_exist(page: Path) -> None:
-    """Those of blocks and those in the text."""
     text = page.read_text(encoding="utf-8")
     fenced = [block.text for block in blocks(page) if block.language in ("sh", "console")]
     inline = re.findall(r"`(recd [^`\n]+)`", _FENCE.sub("", text))

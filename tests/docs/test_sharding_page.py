@@ -1,5 +1,3 @@
-"""docs/plugins/sharding.md shows the methods of the API, and its code moves a table."""
-
 from __future__ import annotations
 
 import re

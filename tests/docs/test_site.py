@@ -1,5 +1,3 @@
-"""The site builds without a broken link, shows all of the API, and needs no network."""
-
 from __future__ import annotations
 
 import importlib
@@ -27,7 +25,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder

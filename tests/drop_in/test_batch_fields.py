@@ -1,5 +1,3 @@
-"""KeyedJaggedTensors are found in batches of any type, and replaced in a copy."""
-
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -1,5 +1,3 @@
-"""The drop-in example: few lines differ, the losses do not, and fewer bytes are sent."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The example of clicks alone, at a tiny size: its files run, and rank."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The MIND example, on lines in its form."""
-
 from __future__ import annotations
 
 import subprocess

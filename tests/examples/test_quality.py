@@ -1,5 +1,3 @@
-"""The comparison with LightGBM and logistic regression, at a tiny size."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""The example of readers on Ray, on fewer rows."""
-
 from __future__ import annotations
 
 import json
@@ -10,8 +8,7 @@ from pathlib import Path
 
 import psutil
 from tests import forked
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_readers"
+from tests.examples.test_dlrm import copy
 
 
 def names(process, folder):
@@ -21,16 +18,13 @@ def names(process, folder):
 
 def test_it_is_trained_and_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (EXAMPLE / "registry.yaml").read_text()
-    for before, after in (
-        ("rows: 32768, row_group_rows: 1024", "rows: 1024, row_group_rows: 64"),
-        ("batch_size: 256", "batch_size: 32"),
-        ("min_readers: 1 ", "cpus: 4\n    min_readers: 1 "),
-        ("max_readers: 4", "max_readers: 2"),
-    ):
-        assert before in text
-        text = text.replace(before, after)
-    Path("registry.yaml").write_text(text)
+    changes = {
+        "rows: 32768, row_group_rows: 1024": "rows: 1024, row_group_rows: 64",
+        "batch_size: 256": "batch_size: 32",
+        "min_readers: 1 ": "cpus: 4\n    min_readers: 1 ",
+        "max_readers: 4": "max_readers: 2",
+    }
+    copy("ray_readers", tmp_path, changes)
     command = [forked.RECD, "run", "registry.yaml", "--compare", "--json", "out.json"]
     with tempfile.TemporaryDirectory() as folder:  # a short path, as sockets stand in it
         done = forked.run(command, env={**os.environ, "TMPDIR": folder}, timeout=280)

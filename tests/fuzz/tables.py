@@ -94,13 +94,11 @@ def write_registry(text: str | None = None, **options: Any) -> None:
 
 
 def losses(registry_file: str = "registry.yaml", *options: object) -> list[float] | Done:
-    """Losses of ``recd run``, or how it was refused."""
     done = recd("run", registry_file, "--json", "figures.json", *options)
     return figures() if done.ok else done
 
 
 def figures() -> list[float]:
-    """The losses in ``figures.json``."""
     found: list[float | None] = json.loads(Path("figures.json").read_text("utf-8"))["losses"]
     finite = [loss for loss in found if loss is not None and math.isfinite(loss)]
     if len(finite) < len(found):
@@ -161,7 +159,6 @@ def files_of(folder: str | Path) -> list[Path]:
 
 
 def rows_in(folder: str | Path) -> list[dict[str, Any]]:
-    """Every row, read by pyarrow file by file."""
     return [row for path in files_of(folder) for row in pq.ParquetFile(path).read().to_pylist()]
 
 
@@ -175,7 +172,6 @@ def texts(given: Iterable[Row]) -> list[str]:
 
 
 def counted(given: Iterable[Row]) -> Counter[str]:
-    """Rows whatever their order."""
     return Counter(texts(given))
 
 

@@ -1,5 +1,3 @@
-"""Checkpoints that are damaged or mixed up: resumed to the last bit, or refused."""
-
 from __future__ import annotations
 
 import json
@@ -66,7 +64,6 @@ def judge(*, same: bool = False) -> None:
 
 @fuzz
 def test_nothing_wrong(case: Case) -> None:
-    """The runs that the others are compared with agree."""
     for path in start()[case.number(1, 3, "left") :]:
         shutil.rmtree(path)
     judge(same=True)
@@ -80,7 +77,6 @@ def test_damaged_bytes(case: Case) -> None:
 
 @fuzz
 def test_files_that_are_others(case: Case) -> None:
-    """Missing, of another step, swapped, no file, or one more."""
     given = start()
     path = case.one_of(files(given[-1]), "file")
     how = case.one_of(["missing", "step", "swapped", "no file", "more"], "how")
@@ -104,7 +100,6 @@ def test_files_that_are_others(case: Case) -> None:
 
 @fuzz
 def test_checkpoints_that_are_others(case: Case) -> None:
-    """Renamed, twice, swapped, or no folder."""
     given = start()
     one = case.one_of(given, "checkpoint")
     how = case.one_of(["renamed", "twice", "swapped", "empty", "file"], "how")
@@ -126,7 +121,6 @@ def test_checkpoints_that_are_others(case: Case) -> None:
 
 @fuzz
 def test_json_of_a_checkpoint(case: Case) -> None:
-    """A field is something else, or the file is no JSON object."""
     given = [path for path in files(start()[-1]) if path.suffix == ".json"]
     path = case.one_of(given, "file")
     text = case.draw(no_json, "text")

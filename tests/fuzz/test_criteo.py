@@ -1,5 +1,3 @@
-"""Criteo's logs as text."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -63,7 +63,6 @@ def refused(found: list[float] | Done) -> Done:
 
 @fuzz
 def test_outside_of_the_table(case: Case) -> None:
-    """Refused by file, row, column and id."""
     given, column, row = put(case, OUTSIDE)
     tables.write("table/a.parquet", tables.table(given))
     (odd,) = [id for id in given[row][column] if not 0 <= id < tables.NUM_IDS]
@@ -109,7 +108,6 @@ def test_ids_that_are_right(case: Case) -> None:
 
 @fuzz
 def test_out_of_a_step_of_preprocessing(case: Case) -> None:
-    """Ids that a step makes are checked like those of the data."""
     step, good = case.one_of(
         [
             ("recd.sigrid_hash, features: ['*'], options: {buckets: 41}", None),

@@ -1,5 +1,3 @@
-"""Numbers and places for options of commands."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -57,7 +55,6 @@ CHECKS: dict[str, Callable[[str], None]] = {
 
 @fuzz
 def test_numbers(case: Case) -> None:
-    """Refused with a message, or right."""
     tables.write_two()
     tables.write_registry()
     text = tables.registry() + "cache:\n  - {use: scars.hot_rows, tables: ['t_*'], options: {}}\n"
@@ -72,7 +69,6 @@ def test_numbers(case: Case) -> None:
 
 @fuzz
 def test_places_of_outputs(case: Case) -> None:
-    """An output goes where it was asked to go, or nothing is done."""
     tables.write_two()
     tables.write_registry()
     Path("file").write_text("mine")
@@ -99,7 +95,6 @@ def test_places_of_outputs(case: Case) -> None:
 
 @fuzz
 def test_a_source_as_its_own_target(case: Case) -> None:
-    """A table is never replaced by itself, whatever ``--force`` says."""
     tables.write_two()
     Path("link").symlink_to("table")
     places = ["table", "./table", "table/", "table/new", "link", ".", "table/../table"]

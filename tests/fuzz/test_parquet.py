@@ -117,7 +117,6 @@ def use_as_it_is(case: Case, expected: list[dict[str, Any]]) -> None:
 
 @fuzz
 def test_other_types(case: Case) -> None:
-    """Of a column in one file, or in all."""
     name = case.one_of(["session_id", "ts", "label", "price"], "column")
     kind = case.one_of([kind for kind in SCALARS if kind != tables.SCHEMA.field(name).type], "type")
     if case.flag("in one file"):
@@ -156,7 +155,6 @@ def test_columns_of_one_file(case: Case) -> None:
 
 @fuzz
 def test_other_encodings(case: Case) -> None:
-    """Codecs, pages and versions of any writer of Parquet."""
     write_two()
     options = {
         "compression": case.one_of(["none", "snappy", "gzip", "brotli", "zstd", "lz4"]),
@@ -176,7 +174,6 @@ def test_other_encodings(case: Case) -> None:
 
 @fuzz
 def test_list_dict_that_is_none(case: Case) -> None:
-    """Broken bytes, or a mark on a column of another type."""
     kind = case.one_of([None, pa.binary(8), pa.string(), pa.large_binary(), tables.LISTS], "type")
     good = [struct.pack(f"<{len(each)}q", *each) for each in table()["items"].to_pylist()]
     values: list[Any] = [{pa.string(): "x" * 8, tables.LISTS: [0]}.get(kind, bytes(8))] * ROWS

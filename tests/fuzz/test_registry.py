@@ -126,7 +126,6 @@ def test_damaged_bytes(case: Case) -> None:
 
 @fuzz
 def test_damaged_lines(case: Case) -> None:
-    """Left out, twice, indented otherwise, with tabs, swapped."""
     given = TEXT.splitlines(keepends=True)
     at, other = case.number(0, len(given) - 1, "line"), case.number(0, len(given) - 1, "other")
     how = case.one_of(["out", "twice", "less", "more", "tab", "swap"], "how")
@@ -146,7 +145,6 @@ def test_damaged_lines(case: Case) -> None:
 
 @fuzz
 def test_the_same_in_another_form(case: Case) -> None:
-    """Order of sections, style, line ends, comments, anchors."""
     document = parsed(TEXT)
     order = case.draw(st.permutations(list(document)), "order")
     text = case.one_of(
@@ -183,7 +181,6 @@ def test_a_value_of_another_type(case: Case) -> None:
 
 @fuzz
 def test_other_keys(case: Case) -> None:
-    """Every key is known, and none is taken for another."""
     document = parsed(TEXT)
     paths = [path for path in leaves(document) if isinstance(path[-1], str)]
     path = case.one_of([*paths, *((section,) for section in document)], "key")

@@ -1,5 +1,3 @@
-"""Tables without memory: what they start with, and what is left to others."""
-
 from __future__ import annotations
 
 import random

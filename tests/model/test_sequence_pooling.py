@@ -1,5 +1,3 @@
-"""Poolings of sequences: groups, targets and gradients."""
-
 from __future__ import annotations
 
 import re

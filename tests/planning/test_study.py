@@ -1,5 +1,3 @@
-"""Real plans of one model for every topology, with the plugins and plain."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,11 +18,7 @@ from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.report import PlanReport, render
 from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.planning.study import COMPONENTS, ShardableModel, report_side, study, with_plugins
-from recd_plugins.planning.topologies import (
-    MACHINE,
-    TopologySpec,
-    load_topology,
-)
+from recd_plugins.planning.topologies import MACHINE, TopologySpec, load_topology
 from recd_plugins.runtime.errors import NoPlanError, SetupError
 from recd_plugins.runtime.text import size_text
 

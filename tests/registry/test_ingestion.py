@@ -1,5 +1,3 @@
-"""Section ``ingestion`` of registry files, and what its plugin raises."""
-
 from __future__ import annotations
 
 import json

@@ -59,10 +59,11 @@ def outcomes(checkout: Path, file: str, side: str, timeout: int) -> dict[str, st
         if not report.exists():
             sys.exit(f"{file}: pytest ended without a report\n{done.stdout}{done.stderr}")
         cases = ElementTree.parse(report).iter("testcase")
-        return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
+        return {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases}
 
 
-def _outcome(case: ElementTree.Element) -> str:
+def outcome(case: ElementTree.Element) -> str:
+    """Return passed, failed or skipped."""
     kinds = {child.tag for child in case}
     if kinds & {"failure", "error"}:
         return "failed"

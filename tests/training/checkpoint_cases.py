@@ -77,6 +77,14 @@ def save_two(rank: int, world_size: int, folder: Path) -> None:
         Checkpoints(folder, keep=2).save(trainer.dmp, trainer.optimizer, progress)
 
 
+def flip(path: Path, place: float = 0.5) -> None:
+    """Flip a bit of a file, at a share of its length."""
+    content = bytearray(path.read_bytes())
+    bit = int(place * len(content) * 8)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
 def reseal(checkpoint: Path) -> None:
     """A manifest for the files as they are, as someone with bad intent would write it."""
     files = {path.name: digest_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST}

@@ -12,10 +12,7 @@ import torch
 from tests.sharded import bags, local_ranks, local_weights, plan_of, sequences, sharded
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import row_wise, table_wise
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor

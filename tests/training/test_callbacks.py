@@ -1,5 +1,3 @@
-"""Which plugins are called in a run, with what, and what of them a checkpoint holds."""
-
 from __future__ import annotations
 
 import random
@@ -131,14 +129,7 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PLUGINS = '''
-from recd_plugins.api import (
-    Callback,
-    DatasetWrapper,
-    Kind,
-    PluginOptions,
-    Sharding,
-    hookimpl,
-)
+from recd_plugins.api import Callback, DatasetWrapper, Kind, PluginOptions, Sharding, hookimpl
 
 class Watch(Callback):
     """Watch tables."""
@@ -172,6 +163,13 @@ def register_plugins():
 '''
 
 
+@pytest.fixture
+def plugins_dir(tmp_path: Path) -> Path:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    return tmp_path / "plugins"
+
+
 def write(folder: Path, watched: str) -> Path:
     look = {"use": "acme.look"}
     return write_registry(
@@ -183,10 +181,8 @@ def write(folder: Path, watched: str) -> Path:
     )
 
 
-def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-    registry = load_registry(write(tmp_path, "t_*"), plugins_dir=tmp_path / "plugins")
+def test_plugins_of_all_kinds_are_called(tmp_path: Path, plugins_dir: Path) -> None:
+    registry = load_registry(write(tmp_path, "t_*"), plugins_dir=plugins_dir)
     tables = [Table(name, (name,), 9, 4, pooled=True) for name in ("t_user", "t_item")]
     found = callbacks_of(registry, tables)
     assert [(each.entry.plugin.name, each.entry.field, each.claimed) for each in found] == [
@@ -198,7 +194,7 @@ def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> No
     ]
     assert len({each.key for each in found}) == 5
     assert isinstance(found[1].entry.plugin, Sharding)
-    registry = load_registry(write(tmp_path, "t_nobody"), plugins_dir=tmp_path / "plugins")
+    registry = load_registry(write(tmp_path, "t_nobody"), plugins_dir=plugins_dir)
     with pytest.raises(RegistryError, match=r"yaml:8 watch\[0\].tables: 't_nobody' matches no"):
         callbacks_of(registry, tables)
 
@@ -217,15 +213,13 @@ def test_an_entry_goes_on_from_the_state_of_its_options(
     taken: dict[str, str],
     left: bool,
     tmp_path: Path,
+    plugins_dir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-
     def called_of(places: str) -> list[Called]:
         looks = [{"use": "acme.look", "options": {"place": place}} for place in places]
         path = write_registry(tmp_path, callbacks=looks)
-        return callbacks_of(load_registry(path, plugins_dir=tmp_path / "plugins"), TABLES)
+        return callbacks_of(load_registry(path, plugins_dir=plugins_dir), TABLES)
 
     saved = {each.key: [{"of": at}] for each, at in zip(called_of(before), before, strict=True)}
     found = called_of(now)

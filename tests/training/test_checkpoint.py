@@ -1,5 +1,3 @@
-"""Checkpoints survive a kill at any moment, and load on another number of ranks."""
-
 from __future__ import annotations
 
 import os

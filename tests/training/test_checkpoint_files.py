@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from tests.training.checkpoint_cases import Trainer, reseal, save_two
+from tests.training.checkpoint_cases import Trainer, flip, reseal, save_two
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -25,11 +25,7 @@ from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, _own
-from recd_plugins.training.checkpoint_dcp import (
-    SafeLoadPlanner,
-    SafeReader,
-    read_metadata,
-)
+from recd_plugins.training.checkpoint_dcp import SafeLoadPlanner, SafeReader, read_metadata
 from recd_plugins.training.checkpoint_files import (
     MANIFEST,
     DamagedError,
@@ -222,13 +218,6 @@ FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json", "progress
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
-
-
-def flip(path: Path, place: float) -> None:
-    content = bytearray(path.read_bytes())
-    bit = int(place * len(content) * 8)
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", FILES)

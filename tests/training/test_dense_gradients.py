@@ -1,5 +1,3 @@
-"""Gradients of dense layers are summed in one order from the first step on."""
-
 from __future__ import annotations
 
 from contextlib import nullcontext

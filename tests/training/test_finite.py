@@ -1,5 +1,3 @@
-"""A loss that is not finite ends a run on all ranks before anything is saved."""
-
 from __future__ import annotations
 
 from pathlib import Path

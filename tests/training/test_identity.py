@@ -1,5 +1,3 @@
-"""What may change between a checkpoint and the run that goes on from it, field by field."""
-
 from __future__ import annotations
 
 import json

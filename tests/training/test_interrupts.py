@@ -1,5 +1,3 @@
-"""Ranks of which one gets a signal."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""A run on several nodes is planned for what a package measures at its start."""
-
 from __future__ import annotations
 
 import os

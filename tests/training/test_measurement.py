@@ -1,5 +1,3 @@
-"""Seconds by stage and bytes of real training steps, and of spans that a device would report."""
-
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""What an overlapped pipeline does when, and where it is taken."""
+"""Pipelines that overlap steps, or look rows of cached tables up ahead."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from tests.training.lookahead_cases import Model as LookaheadModel
@@ -16,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding import pipeline as pipelines
@@ -115,22 +117,14 @@ def _tables(dmp: DistributedModelParallel) -> list[Tensor]:
     return [parameter.detach().clone() for module in modules for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_it_trains_as_a_loop_that_waits(world_size: int) -> None:
-    _assert_equal(world_size)
-
-
-@pytest.mark.parametrize("rates", [(0.2, 0.05), (0.1,)])
-def test_tables_learn_by_the_rate_of_their_step(rates: tuple[float, ...]) -> None:
-    _assert_equal(2, rates=rates)
-
-
-@pytest.mark.parametrize("fails", ["forward 3", "backward 3", "forward 0"])
-def test_training_goes_on_after_a_failed_step(fails: str) -> None:
-    _assert_equal(2, fails)
-
-
-def _assert_equal(world_size: int, fails: str | None = None, rates: tuple[float, ...] = ()) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "rates", "fails"),
+    [(1, (), None), (3, (), None), (2, (0.2, 0.05), None), (2, (0.1,), None)]
+    + [(2, (), fails) for fails in ("forward 3", "backward 3", "forward 0")],
+)
+def test_it_trains_as_a_loop_that_waits(
+    world_size: int, rates: tuple[float, ...], fails: str | None
+) -> None:
     kinds: tuple[Pipeline, ...] = ("ours", "overlapped")
     variants: list[list[Run]] = [
         run_on_ranks(run, world_size, kind, None, fails, False, rates) for kind in kinds
@@ -183,3 +177,53 @@ def test_it_is_for_several_nodes_or_who_asks(
     asked: bool | None, nodes: int, expected: bool
 ) -> None:
     assert run_on_ranks(chosen, 2, asked, local_world_size=2 // nodes) == [expected] * 2
+
+
+HOT = np.arange(8, dtype=np.int64)
+AHEAD = TableCache("static", 8 / 64, HOT)
+NOT_AHEAD = TableCache("static", 8 / 64, HOT, lookahead=False)
+
+
+@pytest.mark.parametrize(("world_size", "kind"), [(1, "none"), (2, "ours"), (2, "stock")])
+def test_every_pipeline_trains_as_plain_tables(world_size: int, kind: Pipeline) -> None:
+    expected = run_on_ranks(run, world_size, "none", None)
+    for cache in (AHEAD, NOT_AHEAD):
+        for plain, cached in zip(expected, run_on_ranks(run, world_size, kind, cache), strict=True):
+            _assert_near(plain, cached)
+            if kind == "ours":
+                ahead = "Lookahead" if cache is AHEAD else "SparseDist"
+                assert cached.pipeline == f"{ahead}TrainPipeline"
+
+
+def test_a_rank_without_a_cached_table_looks_ahead_with_the_others() -> None:
+    expected, cached = (
+        run_on_ranks(run, 2, kind, cache, None, True)
+        for kind, cache in (("none", None), ("ours", AHEAD))
+    )
+    for one, other in zip(expected, cached, strict=True):
+        _assert_near(one, other)
+        assert other.pipeline == "LookaheadTrainPipeline"
+
+
+@pytest.mark.parametrize(
+    ("cache", "fails"),
+    [(AHEAD, "forward 3"), (AHEAD, "forward 0"), (NOT_AHEAD, "backward 3")],
+    ids=["forward", "first", "backward"],
+)
+def test_training_with_a_cache_goes_on_after_a_failed_step(cache: TableCache, fails: str) -> None:
+    expected = run_on_ranks(run, 2, "ours", None, fails)
+    for plain, cached in zip(expected, run_on_ranks(run, 2, "ours", cache, fails), strict=True):
+        assert len(plain.losses) == 7
+        _assert_near(plain, cached)
+
+
+# Sums of gradients are in any order on a GPU.
+TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
+
+
+def _assert_near(plain: Run, cached: Run, tolerance: float = TOLERANCE) -> None:
+    assert np.allclose(plain.losses, cached.losses, rtol=0, atol=tolerance)
+    assert plain.state.keys() == cached.state.keys()
+    for name, values in plain.state.items():
+        assert torch.allclose(values, cached.state[name], rtol=0, atol=tolerance), name
+    assert cached.num_pinned == 0

@@ -1,5 +1,3 @@
-"""Run folders: numbering, selection and settings of runs."""
-
 from __future__ import annotations
 
 from pathlib import Path

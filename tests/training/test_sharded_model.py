@@ -1,4 +1,4 @@
-"""A run is put together as it is planned, and falls back where its model cannot be deferred."""
+"""A run is put together as it is planned and alike on all ranks, or falls back."""
 
 from __future__ import annotations
 
@@ -6,28 +6,39 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.sharded import CPU, one_rank
 from tests.small_registry import random_rows, write_registry
+from tests.training.test_deferred import Model, sharded
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.model.build import build_model
+from recd_plugins.planning import choosing
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.step_cost import NO_COMPUTE
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.runtime.errors import NoPlanError, PluginError
+from recd_plugins.runtime.errors import NoPlanError, PluginError, SetupError
+from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import sharded_model
 from recd_plugins.training.sharded_model import build_sharded_model
 
-CPU = torch.device("cpu")
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    with one_rank():
+        yield
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Any:
+def registry(tmp_path: Path, group: None) -> Any:
     registry = load_registry(
         write_registry(
             tmp_path,
@@ -39,13 +50,6 @@ def registry(tmp_path: Path) -> Any:
     )
     registry.dataset.prepare()
     return registry
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("variant", ["plugins", "baseline"])
@@ -112,3 +116,132 @@ def test_a_model_that_uses_its_tables_is_made_whole(
     assert on_meta == ([True] if use is None else [True, False])
     assert bool(tensor.any()) is (use is not _sets)
     assert ("each rank creates the unsharded model" in caplog.text) is (use is not None)
+
+
+Case = Callable[[bool], Any]
+
+
+def features(names: list[str]) -> KeyedJaggedTensor:
+    ids, lengths = torch.arange(8) % 4, torch.ones(8, dtype=torch.int64)
+    return KeyedJaggedTensor(names, ids, lengths=lengths)
+
+
+def plan(differs: bool) -> None:
+    with patch.object(
+        recd_plugins.planning.planner.RegistryPlanner,
+        "collective_plan",
+        lambda self, module, sharders, _: self.plan(module, sharders),
+    ):
+        sharded(Model(), "table_wise" if differs else "row_wise")
+
+
+def loader(differs: bool) -> None:
+    """One rank's batches go through ``dedup``, and not the other's."""
+    dmp, batch = sharded(Model(), "row_wise"), {"bags": features(["b0", "b1"])}
+    if differs:
+        batch = recd_plugins.wrap(Model()).dedup.batch(batch)
+    dmp(batch["bags"], features(["e0", "e1"]))
+
+
+def run(differs: bool, path: Any) -> None:
+    """`recd run`, which is told another seed, or data of which fewer rows repeat."""
+    registry = load_registry(path)
+    build_sharded_model(
+        registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU
+    )
+
+
+def auto_finds_nothing(differs: bool, path: Any) -> None:
+    def find(*_: Any) -> None:
+        assert not differs, "rank 0 alone chooses"
+        raise NoPlanError("nothing fits here")
+
+    with patch.object(choosing, "_find", find):
+        build_sharded_model(load_registry(path), "plugins", CPU)
+
+
+def chosen(rank: int, world_size: int, path: Any) -> list[Any]:
+    found = build_sharded_model(load_registry(path), "plugins", CPU)
+    entries = found.prepared.registry.sharding
+    return [str(found.prepared.chosen), [(e.plugin.name, e.patterns) for e in entries]]
+
+
+def said(rank: int, world_size: int, cases: list[Case], *paths: Any) -> list[str]:
+    return [_said(case, rank, *paths) for case in cases]
+
+
+def _said(case: Case, rank: int, *paths: Any) -> str:
+    try:
+        case(rank == 1, *paths)
+    except SetupError as error:
+        return str(error)
+    finally:
+        dist.barrier()
+    return "nothing"
+
+
+SMALL: dict[str, Any] = {
+    "dataset": random_rows(sparse={"a": 9, "b": 40}),
+    "converter": {"use": "recd.ikjt"},
+}
+OF_TRAINERS = {
+    plan: (
+        'sharding bags: the plan, t_b0.sharding_type is "row_wise" on rank 0, but "table_wise" on'
+    ),
+    loader: (
+        "rank 0 is at the form of the first batch of module 'bags', but rank 1 is at the first "
+        "batch of dedup(loader)"
+    ),
+}
+
+
+def test_a_trainer_is_told_what_differs() -> None:
+    for told in run_on_ranks(said, 2, list(OF_TRAINERS)):
+        for text, expected in zip(told, OF_TRAINERS.values(), strict=True):
+            assert expected in text
+
+
+PLUGIN = '''
+import torch.distributed as dist
+from recd_plugins.api import Sharding, hookimpl
+
+class Constrains(Sharding):
+    """Row-wise on rank 0."""
+    name = "acme.constrains"
+    def constraints(self, tables):
+        from torchrec.distributed.planner.types import ParameterConstraints
+        kinds = ["table_wise" if dist.get_rank() else "row_wise"]
+        return {table.name: ParameterConstraints(sharding_types=kinds) for table in tables}
+
+@hookimpl
+def register_plugins():
+    return [Constrains]
+'''
+
+
+def constrains(_: bool, path: Any) -> None:
+    """`recd run` with an entry whose plugin decides by its rank."""
+    registry = load_registry(path.with_name("constrains.yaml"), plugins_dir=path.parent / "plugins")
+    build_sharded_model(registry, "plugins", CPU)
+
+
+def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
+    path = write_registry(tmp_path, **SMALL)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
+    entry = {"use": "acme.constrains", "tables": ["t_b"]}
+    write_registry(tmp_path, "constrains.yaml", **SMALL, sharding=[entry])
+    for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
+        assert "planning: the registry file, training.seed is 0 on rank 0, but 1 on rank 1" in seeds
+        assert "Use the same installation, command, registry file" in seeds
+        differs = 'acme.constrains.t_b.sharding_types is ["row_wise"] on rank 0'
+        assert f"the constraints of plugins, {differs}" in plans
+
+
+def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
+    path = write_registry(tmp_path, **SMALL, sharding=[{"use": "auto"}])
+    for told in run_on_ranks(said, 2, [auto_finds_nothing], path):
+        assert told == ["nothing fits here"]
+    first, second = run_on_ranks(chosen, 2, path)
+    assert first == second
+    assert first[0].startswith("auto chose ")

@@ -1,5 +1,3 @@
-"""The position of training is behind that of reading, whatever a pipeline takes ahead."""
-
 from __future__ import annotations
 
 import json

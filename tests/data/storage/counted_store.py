@@ -36,7 +36,6 @@ def of_columns(requests: Sequence[Request], sizes: dict[str, int]) -> list[Reque
 
 
 def num_bytes(requests: Sequence[Request]) -> int:
-    """Bytes of all."""
     return sum(each.stop - each.start for each in requests)
 
 

@@ -1,5 +1,3 @@
-"""Filters: rows are those that numpy would take, whatever is decided by statistics."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A table in an S3-compatible store: the rows of the same table on disk, bit for bit."""
-
 from __future__ import annotations
 
 import json

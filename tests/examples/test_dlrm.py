@@ -1,4 +1,4 @@
-"""The examples of dlrm.random and dlrm.trace, smaller, as their READMEs say."""
+"""The examples criteo, random and trace, smaller, as their READMEs say."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests import forked
 
+import recd_plugins
 from recd_plugins.cli import main
+from recd_plugins.data.loader import build_dataloader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,14 +38,15 @@ def copy(name: str, folder: Path, changes: dict[str, str]) -> None:
     registry.write_text(text)
 
 
-def compared(folder: Path, command: list[str]) -> None:
+def compared(folder: Path, command: list[str], steps: int = 8, samples: int = 512) -> Any:
     done = forked.run([forked.RECD, *command[1:], "--json", "out.json"], cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"losses\s+of\s+(all\s+)?8\s+steps", done.stdout), done.stdout
+    assert re.search(rf"losses\s+of\s+(all\s+)?{steps}\s+steps", done.stdout), done.stdout
     report = json.loads((folder / "out.json").read_text())
     assert np.allclose(report["baseline"]["losses"], report["plugins"]["losses"], atol=1e-3)
     for side in ("baseline", "plugins"):
-        assert report[side]["test"]["num_samples"] == 512
+        assert report[side]["test"]["num_samples"] == samples
+    return report
 
 
 def test_random_rows_are_trained_on_and_compared(tmp_path: Path) -> None:
@@ -71,3 +75,26 @@ def test_traces_are_profiled_drawn_and_trained_on(
     assert plain == ["recd", "run", "registry.yaml"]
     compared(tmp_path, compare)
     assert (tmp_path / "rows.parquet").is_file()
+
+
+def test_criteo_is_trained_and_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sampled = CliRunner().invoke(main, ["criteo", "sample", "data", "--rows", "4000"])
+    assert sampled.exit_code == 0, sampled.output
+    copy("criteo", tmp_path, {})
+    report = compared(tmp_path, ["recd", "run", "registry.yaml", "--compare"], 15, 2_000)
+    for side in ("baseline", "plugins"):
+        assert report[side]["test"]["auc"] > 0.7
+
+
+def test_converted_data_and_a_dictionary_fit_the_tables(tmp_path, monkeypatch):
+    """What README.md says to change."""
+    monkeypatch.chdir(tmp_path)
+    for command in ("criteo sample data --rows 1000 --format gz", "criteo convert data parquet"):
+        assert CliRunner().invoke(main, command.split()).exit_code == 0
+    copy("criteo", tmp_path, {"path: data ": "path: parquet ", ": hashed": ": dictionary"})
+    registry = recd_plugins.load_registry("registry.yaml")
+    registry.dataset.prepare()
+    batches = list(build_dataloader(registry, rank=0, world_size=2, split="train"))
+    assert [len(batch.labels) for batch in batches] == [256] * 3
+    assert len(batches[0].sparse_features.keys()) == 26
