@@ -108,19 +108,15 @@ class Slow(Preprocessing):
 
 
 def registry(ray: dict | None, in_blocks: bool = True, **slow) -> RunConfig:
-    spec = {
-        "version": 1,
-        "training": {"batch_size": BATCH},
-    }
+    spec = RegistrySpec.model_validate({"version": 1, "training": {"batch_size": BATCH}})
     plugin = None if ray is None else RayIngestion(RayIngestion.Options.model_validate(ray))
+    slowed = Slow(Slow.Options.model_validate(slow))
     return RunConfig(
         path=Path("registry.yaml"),
-        spec=RegistrySpec.model_validate(spec),
+        spec=spec,
         dataset=Numbered(Numbered.Options(in_blocks=in_blocks)),
         converter=IkjtConverter(IkjtConverter.Options()),
-        preprocessing=(
-            Entry(Slow(Slow.Options.model_validate(slow)), ("item",), "preprocessing[0]", 1),
-        ),
+        preprocessing=(Entry(slowed, ("item",), "preprocessing[0]", 1),),
         pooling=(),
         sharding=(),
         cache=(),

@@ -7,40 +7,31 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from rich.console import Console
+from tests.commands import recd, refusal
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugin_dsi.readers_report import ReaderPlan, Reading, Training, render
-from recd_plugins.cli import main
 from recd_plugins.interfaces.batch import MakingTimes
-
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {path: table, sparse: [item_0], generate: {rows: 2048, row_group_rows: 256}}
-converter: {use: recd.ikjt}
-preprocessing:
-  - {use: recd.sigrid_hash, features: ["*"], options: {buckets: 2000}}
-model: {embedding_dim: 8, num_embeddings: 2000, bottom_mlp: [8], top_mlp: [8]}
-training: {batch_size: 64, ranks: 2, device: cpu}
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    write_registry(
+        tmp_path,
+        dataset=papercal(tmp_path, 2048, 256, sparse=["item_0"]),
+        converter={"use": "recd.ikjt"},
+        preprocessing=hashed(2000),
+        model={"embedding_dim": 8, "num_embeddings": 2000},
+        training={"batch_size": 64, "ranks": 2},
+    )
     return tmp_path
 
 
-def plan(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["plan", "registry.yaml", *arguments])
-
-
 def test_measures_and_plans(folder):
-    result = plan("--readers", "--stall-target", "0.1", "--json", "plan.json")
-    assert result.exit_code == 0, result.output
+    arguments = ["--readers", "--stall-target", "0.1", "--json", "plan.json"]
+    said = recd("plan", "registry.yaml", *arguments)
     report = json.loads((folder / "plan.json").read_text())
     assert report["stall_target"] == 0.1
     assert report["ranks"] == 2
@@ -50,7 +41,7 @@ def test_measures_and_plans(folder):
     assert sum(parts) == pytest.approx(reader["batch_seconds"] + reader["arrival_seconds"], rel=0.5)
     assert reader["batch_bytes"] > 64 * 8
     assert report["trainer"]["seconds"] > 0
-    assert report["advice"] in " ".join(result.output.split())
+    assert report["advice"] in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -63,9 +54,7 @@ def test_measures_and_plans(folder):
     ],
 )
 def test_refusals(folder, arguments, word):
-    result = plan(*arguments)
-    assert result.exit_code == 2
-    assert word in " ".join(result.output.split())
+    assert word in refusal("plan", "registry.yaml", *arguments, code=2)
     assert not (folder / "table").exists()
 
 
@@ -79,10 +68,20 @@ def planned(*, making=0.3, reader_cpu=0.0, training=0.1, trainer_cpu=0.1, arriva
     )
 
 
-def test_readers_that_wait_need_no_cores():
-    found = planned()
-    assert (found.readers, found.cores_suffice, found.reader_cores) == (3, True, 0.0)
-    assert "training.workers: 3" in found.advice()
+@pytest.mark.parametrize(
+    ("times", "readers", "advice"),
+    [
+        ({}, 3, "training.workers: 3"),  # readers that wait need no cores
+        ({"making": 0.001}, 0, "no readers are needed"),
+        ({"making": 0.1, "arrival": 0.05}, None, "no number of readers"),
+    ],
+)
+def test_the_number_of_readers_is_advised(times, readers, advice):
+    found = planned(**times)
+    assert found.readers == found.as_json()["readers"] == readers
+    assert advice in found.advice()
+    if not times:
+        assert (found.cores_suffice, found.reader_cores) == (True, 0.0)
 
 
 def test_a_machine_without_cores_for_them():
@@ -94,19 +93,6 @@ def test_a_machine_without_cores_for_them():
     assert found.reader_cores == pytest.approx(3)
     assert "has only" in found.advice()
     assert "dsi.ray" in found.advice()
-
-
-def test_no_reader_is_needed_where_reading_is_quick():
-    found = planned(making=0.001)
-    assert found.readers == 0
-    assert "no readers are needed" in found.advice()
-
-
-def test_unpacking_that_takes_too_long():
-    found = planned(making=0.1, arrival=0.05)
-    assert found.readers is None
-    assert "no number of readers" in found.advice()
-    assert found.as_json()["readers"] is None
 
 
 def test_json_and_table():

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests import commands
 from tests.covering import of_today
 
 from recd_plugin_flexshard.run_report import TierReport
-from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, train
@@ -53,9 +52,7 @@ def test_training_stays_what_it_was(make_registry: MakeRegistry, optimizer: str)
 
 def recd(*arguments: Any) -> tuple[str, dict[str, Any]]:
     path = Path(arguments[1]).with_name("report.json")
-    result = CliRunner().invoke(main, [*map(str, arguments), "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    return result.stdout, json.loads(path.read_text())
+    return commands.recd(*arguments, "--json", path), json.loads(path.read_text())
 
 
 def test_the_plan_shows_tiers(make_registry: MakeRegistry) -> None:

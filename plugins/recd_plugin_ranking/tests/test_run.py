@@ -13,15 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.commands import invoke, recd
 
 from recd_plugin_ranking.full_ranking import Rules, _check_scores, _Had, _positive
 from recd_plugin_ranking.items import Items
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_runs.export import PROGRAM, export_to
 from recd_plugins import load_registry, prepare
-from recd_plugins.cli import main
 from recd_plugins.data.rows import rows_of_split
 from recd_plugins.model.build import build_model
 from recd_plugins.runtime.errors import DataError
@@ -225,10 +224,8 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
     pq.write_table(rows.set_column(column, "item", items), tmp_path / "test.parquet")
     options = ["-k", "5", "--sampled", "2", "--json", str(tmp_path / "figures.json")]
     context = f"dataset.options.test_path={tmp_path}/test.parquet"
-    arguments = ["rank", str(path), context, "--checkpoint", str(checkpoint), *options]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    assert f"The dataset is not the training data of {checkpoint}" in result.output
+    said = recd("rank", path, context, "--checkpoint", checkpoint, *options)
+    assert f"The dataset is not the training data of {checkpoint}" in said
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["num_items"] == ITEMS
     assert figures["hr_at_5"] == figures["recall_at_5"] == known / 4
@@ -238,18 +235,13 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
 
 def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
     path, checkpoint = trained["sampled_softmax"]
-    table = path.parent / "clicks.parquet"
-    context = f"dataset.options.test_path={table}"
-    arguments = ["rank", str(path), context, "--checkpoint", str(checkpoint), "--vectors"]
-
-    def output_of(folder: Path, *more: str) -> str:
-        return CliRunner().invoke(main, [*arguments, str(folder), *more]).output.replace("\n", "")
-
+    context = f"dataset.options.test_path={path.parent}/clicks.parquet"
+    rank = ["rank", path, context, "--checkpoint", checkpoint, "--vectors", tmp_path]
     kept = tmp_path / "users.parquet"
     pq.write_table(pa.table({"item": [1], "vector": [[1.0]]}), kept)
-    assert f"{kept} already exists" in output_of(tmp_path)
+    assert f"{kept} already exists" in invoke(*rank).output.replace("\n", "")
     assert not (tmp_path / "items.parquet").exists()
-    output_of(tmp_path, "--force")
+    invoke(*rank, "--force")
     assert pq.read_table(kept).column_names == ["item", "vector"]
     assert len(pq.read_table(tmp_path / "items.parquet")) == ITEMS
 

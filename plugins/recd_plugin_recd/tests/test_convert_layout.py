@@ -1,15 +1,15 @@
 """``recd convert-layout``: the same table in another layout, whole or not at all."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from tests.commands import recd, refusal
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
-from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
 
 IDS = pa.list_(pa.int64())
@@ -22,16 +22,7 @@ def papercal(tmp_path_factory) -> Path:
     return folder
 
 
-def convert(*arguments) -> str:
-    result = CliRunner().invoke(main, ["convert-layout", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*arguments) -> str:
-    result = CliRunner().invoke(main, ["convert-layout", *map(str, arguments)])
-    assert result.exit_code == 1, result.output
-    return " ".join(result.output.split())
+convert, refused = (partial(command, "convert-layout") for command in (recd, refusal))
 
 
 def rows_of(path: Path) -> pa.Table:

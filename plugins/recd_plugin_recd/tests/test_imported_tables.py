@@ -13,9 +13,7 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
-
-from recd_plugins.cli import main
+from tests.commands import invoke, recd, refusal
 
 ROWS = 600
 RANDOM = np.random.default_rng(0)
@@ -35,18 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def recd(*words: str) -> Result:
-    return CliRunner().invoke(main, list(words))
-
-
-def refusal(*words: str) -> str:
-    result = recd(*words)
-    assert result.exit_code == 1, result.output
-    return result.stderr
-
-
 def analyzed(*words: str) -> dict[str, Any]:
-    result = recd("analyze", *words, "--json", "-")
+    result = invoke("analyze", *words, "--json", "-")
     assert result.exit_code == 0, result.output
     report: dict[str, Any] = json.loads(result.stdout)
     return report | {"features": {each["name"]: each for each in report["features"]}}
@@ -81,13 +69,13 @@ def test_tables_without_lists_are_imported() -> None:
     by_name = analyzed("ids.parquet", "--session", "visitor", "--timestamp", "ts")
     assert by_name["sessions"] == analyzed("t.csv")["sessions"]
     assert by_name["sessions"]["count"] == len(set(SESSIONS))
-    said = recd("analyze", "t.csv").stderr
+    said = recd("analyze", "t.csv")
     assert "t.csv: imported with the column roles that recd init guesses, and sorted" in said
 
 
 def test_cluster_writes_all_rows_of_other_formats_and_the_training_rows_of_a_registry() -> None:
     write_json("t.jsonl")
-    assert recd("cluster", "t.jsonl", "sorted").exit_code == 0
+    recd("cluster", "t.jsonl", "sorted")
     found = pq.read_table("sorted")
     assert found.num_rows == ROWS
     keys = list(zip(found["_session"].to_pylist(), found["_time"].to_pylist(), strict=True))
@@ -97,8 +85,8 @@ def test_cluster_writes_all_rows_of_other_formats_and_the_training_rows_of_a_reg
     items = sorted(item for (item,) in found["item_id"].to_pylist())
     assert items == sorted(COLUMNS["item_id"].tolist())
     assert "must not be the same as SRC" in refusal("cluster", "t.jsonl", "t.jsonl/out")
-    assert recd("init", "t.jsonl", "my.yaml", "--test", "0.25").exit_code == 0
-    assert recd("cluster", "my.yaml", "train").exit_code == 0
+    recd("init", "t.jsonl", "my.yaml", "--test", "0.25")
+    recd("cluster", "my.yaml", "train")
     num_train = pq.read_table("train").num_rows
     assert 0.7 * ROWS < num_train < 0.8 * ROWS
     assert analyzed("my.yaml")["rows"] == num_train
@@ -112,7 +100,7 @@ def test_columns_without_a_role_can_be_given() -> None:
     assert expected["count"] == len(set(SESSIONS))
     areas = pa.table(COLUMNS).rename_columns(["area", "ts", "item_id", "click"])
     pa.csv.write_csv(areas, "ids.csv")
-    assert recd("init", "ids.csv", "ids.yaml", "--test", "0").exit_code == 0
+    recd("init", "ids.csv", "ids.yaml", "--test", "0")
     assert analyzed("ids.yaml", "--session", "area")["sessions"] == expected
 
 
@@ -122,7 +110,7 @@ def test_tables_that_cannot_be_used_are_told() -> None:
     for command in (["analyze", "ids.csv"], ["cluster", "ids.csv", "out"]):
         said = refusal(*command)
         assert "ids.csv: no column identifies users or sessions. Set one with --session" in said
-    assert recd("init", "ids.csv", "ids.yaml").exit_code == 0
+    recd("init", "ids.csv", "ids.yaml")
     assert "Pass the column of users or visits with --session" in refusal("analyze", "ids.yaml")
     assert "no column 'item'. Did you mean" in refusal("analyze", "ids.yaml", "--session", "item")
     said = refusal("analyze", "ids.yaml", "--session", "click")

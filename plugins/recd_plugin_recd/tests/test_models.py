@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.commands import invoke, recd
 
 from recd_plugin_recd.models import rm_registry
 from recd_plugins import load_registry
-from recd_plugins.cli import main
 from recd_plugins.config.built_in_kinds import KINDS
 from recd_plugins.config.schema import registry_spec
 from recd_plugins.testing.gloo import run_on_ranks
@@ -21,16 +20,11 @@ from recd_plugins.training.trainer import Job, train
 MODELS = ("papercal", "rm1", "rm2", "rm3")
 
 
-def init(*arguments: object):
-    return CliRunner().invoke(main, ["init", *map(str, arguments)])
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_is_valid_and_has_every_section(tmp_path, name):
     path = tmp_path / "new" / "registry.yaml"
-    result = init(name, path)
-    assert result.exit_code == 0, result.output
-    assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0
+    recd("init", name, path)
+    recd("validate", path)
     text = path.read_text(encoding="utf-8")
     document = YAML(typ="safe").load(text)
     # Trainers do by themselves what these would.
@@ -45,11 +39,8 @@ def test_the_file_is_valid_and_has_every_section(tmp_path, name):
 
 def test_options_stand_in_the_file(tmp_path):
     path = tmp_path / "registry.yaml"
-    result = init(
-        "rm3", path, "--scale", 0.0625, "--rows", 999, "--batch-size", 8, "--ranks", 3,
-        "--data", tmp_path / "a: b",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
+    sizes = ["--scale", 0.0625, "--rows", 999, "--batch-size", 8, "--ranks", 3]
+    recd("init", "rm3", path, *sizes, "--data", tmp_path / "a: b")
     registry = load_registry(path)
     generate = registry.dataset.options.generate
     assert generate.model_dump() | {"files": 1} == {
@@ -72,7 +63,7 @@ def test_options_stand_in_the_file(tmp_path):
     ],
 )
 def test_a_mistake_is_told_and_writes_nothing(tmp_path, arguments, message):
-    result = init(arguments[0], tmp_path / "registry.yaml", *arguments[1:])
+    result = invoke("init", arguments[0], tmp_path / "registry.yaml", *arguments[1:])
     assert result.exit_code == 2
     assert message in result.output
     assert list(tmp_path.iterdir()) == []

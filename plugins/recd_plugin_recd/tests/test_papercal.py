@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from tests.commands import invoke, recd
 from tests.small_disk import small_disk
 
 from recd_plugin_recd import papercal
@@ -22,13 +22,9 @@ from recd_plugin_recd.papercal_table import (
     provenance_of,
     write_table,
 )
-from recd_plugins.cli import main
 from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces import SessionKeys
 from recd_plugins.runtime.errors import DataError
-
-# Sessions are long-tailed: 2^17 rows hold about 8,000 of them, which leaves 1 % of noise.
-ROWS = 1 << 17
 
 
 def keys_of(rows: int, layout: Layout, seed: int = 0) -> papercal.RowKeys:
@@ -39,28 +35,6 @@ def test_sessions_have_the_mean_and_the_tail_of_the_paper():
     _, lengths = np.unique(keys_of(1 << 20, "clustered").sessions, return_counts=True)
     assert lengths.mean() == pytest.approx(16.5, rel=0.03)
     assert lengths.max() > 1000
-
-
-def test_duplicates_are_those_of_the_paper():
-    """Bytes of lists by whether the session's previous row has the list, or all but its tail."""
-    total = exact = partial = 0
-    for keys in papercal.chunks(papercal.row_keys(ROWS, 0, "clustered"), 1 << 14):
-        versions = papercal.list_versions(
-            keys.sessions, keys.positions, papercal.KEEP, papercal.REPLACE_SHARE
-        )
-        for feature in papercal.FEATURES:
-            offsets = papercal.list_offsets(keys.sessions, feature.clock, feature.mean_length)
-            lengths = np.diff(offsets).astype(np.int64)
-            moved = np.diff(versions[feature.clock], prepend=0)
-            moved[keys.positions == 0] = lengths[keys.positions == 0]
-            total += lengths.sum()
-            exact += lengths[moved == 0].sum()
-            partial += np.maximum(0, lengths - moved).sum()
-    assert total / ROWS == pytest.approx(1583, rel=0.02)
-    assert exact / total == pytest.approx(0.815, abs=0.01)
-    assert partial / total == pytest.approx(0.897, abs=0.01)
-    assert total / (total - exact) == pytest.approx(5.4, rel=0.05)
-    assert total / (total - partial) == pytest.approx(9.7, rel=0.05)
 
 
 @pytest.mark.parametrize("layout", ["clustered", "interleaved", "stream"])
@@ -124,52 +98,40 @@ def test_a_model_repeats_as_papercal_does():
         assert found.features[item.name].dedupe_factor < 1.1
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(main, ["generate", *map(str, arguments)])
-
-
 def read(folder: Path):
     return pq.read_table(folder).combine_chunks()
 
 
 def test_writes_a_table_and_says_how_it_was_made(tmp_path):
-    result = run(
-        tmp_path / "t", "--rows", 500, "--seed", 3, "--row-group-rows", 128, "--files", 2,
-        "--layout", "interleaved", "--shape", "rm3", "--scale", 0.1,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert "500 rows" in result.output
+    given = {
+        "rows": 500, "seed": 3, "layout": "interleaved", "row_group_rows": 128, "files": 2,
+        "shape": "rm3", "scale": 0.1,
+    }  # fmt: skip
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    assert "500 rows" in recd("generate", tmp_path / "t", *options)
     files = sorted((tmp_path / "t").iterdir())
     stored = [pq.ParquetFile(file).metadata for file in files]
     groups = [each.row_group(i).num_rows for each in stored for i in range(each.num_row_groups)]
     assert [file.name for file in files] == ["part-00000.parquet", "part-00001.parquet"]
     assert groups == [128, 128, 128, 116]
-    assert provenance(tmp_path / "t") == {
-        "version": papercal.VERSION,
-        "rows": 500,
-        "seed": 3,
-        "layout": "interleaved",
-        "row_group_rows": 128,
-        "files": 2,
-        "shape": "rm3",
-        "scale": 0.1,
-    }
+    assert provenance(tmp_path / "t") == {"version": papercal.VERSION, **given}
     assert read(tmp_path / "t").schema.equals(shape_of("rm3", 0.1).schema)
-    assert (
-        "--scale applies only to --shape rm1"
-        in run(tmp_path / "u", "--rows", 40, "--scale", 0.1).output
-    )
+    refused = invoke("generate", tmp_path / "u", "--rows", 40, "--scale", 0.1)
+    assert "--scale applies only to --shape rm1" in refused.output
 
 
 def test_force_replaces_a_generated_table_and_nothing_else(tmp_path):
-    assert run(tmp_path / "t", "--rows", 50).exit_code == 0
-    assert "exists already" in run(tmp_path / "t", "--rows", 60).output
+    recd("generate", tmp_path / "t", "--rows", 50)
+    assert "exists already" in invoke("generate", tmp_path / "t", "--rows", 60).output
     assert read(tmp_path / "t").num_rows == 50
-    assert run(tmp_path / "t", "--rows", 60, "--force").exit_code == 0
+    recd("generate", tmp_path / "t", "--rows", 60, "--force")
     assert read(tmp_path / "t").num_rows == 60
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     (tmp_path / "t" / "part-00000.parquet").rename(tmp_path / "t" / "thesis.tex")
-    assert "--force cannot replace" in run(tmp_path / "t", "--rows", 50, "--force").output
+    assert (
+        "--force cannot replace"
+        in invoke("generate", tmp_path / "t", "--rows", 50, "--force").output
+    )
     assert (tmp_path / "t" / "thesis.tex").exists()
 
 

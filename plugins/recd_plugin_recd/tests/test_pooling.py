@@ -119,25 +119,7 @@ def test_din_is_attention_of_each_target(
     options = DinPooling.Options(target="item", heads=heads, weights=weights)
     module = DinPooling(options).build(DIM)
     assert isinstance(module, TargetAttention)
-    random_(module)
-    module.to(device)
-    for lengths in LENGTHS[:3] + LENGTHS[4:]:
-        num_rows = len(lengths)
-        inverse = {
-            "some": torch.randint(num_rows, (11,)),
-            "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
-            "none": torch.randperm(num_rows),
-        }[shared].to(device)
-        jagged = sequences(lengths, device)
-        targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
-        rows = torch.split(jagged.values(), lengths)
-        nothing = jagged.values().sum() * 0
-        expected = [
-            one_target(module, target, rows[row]) if lengths[row] else target * 0 + nothing
-            for target, row in zip(targets, inverse.tolist(), strict=True)
-        ]
-        inputs = [jagged.values(), targets]
-        compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
+    check_targets(module, one_target, shared, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -146,25 +128,7 @@ def test_din_is_attention_of_each_target(
 def test_stacked_target_attention_is_layers_of_din(shared: str, layers: int, device: str) -> None:
     torch.manual_seed(0)
     module = StackedTargetAttention(DIM, 2, layers, feed_forward=6, positions=3)
-    random_(module)
-    module.to(device)
-    for lengths in LENGTHS[:3] + LENGTHS[4:]:
-        num_rows = len(lengths)
-        inverse = {
-            "some": torch.randint(num_rows, (11,)),
-            "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
-            "none": torch.randperm(num_rows),
-        }[shared].to(device)
-        jagged = sequences(lengths, device)
-        targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
-        rows = torch.split(jagged.values(), lengths)
-        nothing = jagged.values().sum() * 0
-        expected = [
-            by_layers(module, target, rows[row]) if lengths[row] else target * 0 + nothing
-            for target, row in zip(targets, inverse.tolist(), strict=True)
-        ]
-        inputs = [jagged.values(), targets]
-        compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
+    check_targets(module, by_layers, shared, device)
 
 
 def by_layers(module: StackedTargetAttention, query: Tensor, row: Tensor) -> Tensor:
@@ -199,6 +163,31 @@ def test_target_attention_stores_no_value_per_candidate_and_position() -> None:
     per_row_and_position = len(inverse) * length * DIM * 4
     assert sum(saved.values()) < per_row_and_position / 10
     assert max(saved.values()) < per_row_and_position / 50
+
+
+def check_targets(
+    module: Any, pool: Callable[[Any, Tensor, Tensor], Tensor], shared: str, device: str
+) -> None:
+    """Values and gradients equal those of each target with its history on its own."""
+    random_(module)
+    module.to(device)
+    for lengths in LENGTHS[:3] + LENGTHS[4:]:
+        num_rows = len(lengths)
+        inverse = {
+            "some": torch.randint(num_rows, (11,)),
+            "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
+            "none": torch.randperm(num_rows),
+        }[shared].to(device)
+        jagged = sequences(lengths, device)
+        targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
+        rows = torch.split(jagged.values(), lengths)
+        nothing = jagged.values().sum() * 0
+        expected = [
+            pool(module, target, rows[row]) if lengths[row] else target * 0 + nothing
+            for target, row in zip(targets, inverse.tolist(), strict=True)
+        ]
+        inputs = [jagged.values(), targets]
+        compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
 
 
 def one_target(module: TargetAttention, target: Tensor, row: Tensor) -> Tensor:

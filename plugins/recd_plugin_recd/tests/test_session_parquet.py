@@ -59,9 +59,6 @@ def numbers(batches) -> list[int]:
 def test_schema_takes_lists_and_floats_but_no_session_time_or_label(folder):
     schema = dataset(folder).schema()
     assert (schema.sparse, schema.dense, schema.label) == (("seen", "liked"), ("price",), "label")
-
-
-def test_schema_follows_patterns(folder):
     schema = dataset(folder, sparse=["l*ed", "country"], dense=["pri?e"]).schema()
     assert (schema.sparse, schema.dense) == (("liked", "country"), ("price",))
 

@@ -138,14 +138,10 @@ def test_encoded_rows_have_the_scores_of_predict(folder: Path) -> None:
 
 def test_encoded_rows_may_use_another_on_nan(folder: Path) -> None:
     write(folder / "endless.parquet", rows_of(40, 4))
-    for rule, name in (("zero", "as_trained"), ("drop", "dropped")):
-        setting = f"dataset.options.on_nan={rule}"
-        recd(folder, "predict", "r.yaml", "endless.parquet", "-o", f"{name}.jsonl", setting)
-    counts = [
-        len((folder / f"{name}.jsonl").read_text().splitlines())
-        for name in ("as_trained", "dropped")
-    ]
-    assert counts == [40, 40]
+    for rule in ("zero", "drop"):
+        setting, output = f"dataset.options.on_nan={rule}", f"{rule}.jsonl"
+        recd(folder, "predict", "r.yaml", "endless.parquet", "-o", output, setting)
+        assert len((folder / output).read_text().splitlines()) == 40
 
 
 def test_a_changed_role_is_told(folder: Path) -> None:

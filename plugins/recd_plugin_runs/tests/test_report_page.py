@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests.commands import invoke, recd
 from tests.small_registry import write_registry
 
 from recd_plugin_runs import report
@@ -23,7 +23,6 @@ from recd_plugin_runs.report import (
     runs_of,
     validation_plot,
 )
-from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 
 
@@ -127,12 +126,8 @@ def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
     two.write_text(json.dumps({"baseline": a_run(), "plugins": a_run(), "ratios": {}}))
     assert [run.name for run in read_runs([one])] == ["one"]
     assert [run.name for run in read_runs([two])] == ["baseline", "plugins"]
-    assert [run.name for run in read_runs([one, two, one])] == [
-        "one (1)",
-        "two baseline",
-        "two plugins",
-        "one (4)",
-    ]
+    names = [run.name for run in read_runs([one, two, one])]
+    assert names == ["one (1)", "two baseline", "two plugins", "one (4)"]
     for text, expected in (
         ("{", "the file is not valid JSON"),
         ("[]", "the file contains no run"),
@@ -147,13 +142,10 @@ def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
     one = tmp_path / "one.json"
     one.write_text(json.dumps(a_run()))
 
-    result = CliRunner().invoke(main, ["report", str(one)])
-    assert result.exit_code == 0, result.output
+    recd("report", one)
     assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
 
-    result = CliRunner().invoke(main, ["report", "."])
-    assert isinstance(result.exception, SystemExit), "a folder has no suffix"
-    assert "no results of a run" in result.output
+    assert "no results of a run" in invoke("report", ".").output, "a folder has no suffix"
 
 
 def test_the_registry_of_a_run_stands_on_its_page() -> None:
@@ -185,8 +177,7 @@ def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
 def test_recd_run_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_registry(tmp_path, training={"evaluate": False, "steps": 2})
-    result = CliRunner().invoke(main, ["run", "registry.yaml", "--html", "a.html"])
-    assert result.exit_code == 0, result.output
+    recd("run", "registry.yaml", "--html", "a.html")
     html = Path("a.html").read_text(encoding="utf-8")
     assert "<h2>Losses</h2>" in html
     assert "dlrm.random" in html

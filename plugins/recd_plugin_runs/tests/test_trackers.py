@@ -39,21 +39,20 @@ def needs(*modules: str) -> Any:
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    for name, value in {"WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
 
 
 def made(name: str, folder: Path) -> Tracker:
-    if name == "csv":
-        return Csv(Csv.Options(path=folder / "of" / "run.csv", every=2))
-    if name == "jsonl":
-        return JsonLines(JsonLines.Options(path=folder / "of" / "run.jsonl", every=2))
-    if name == "tensorboard":
-        return TensorBoard(TensorBoard.Options(path=folder / "tb", every=2))
-    if name == "wandb":
-        options: Any = {"project": "p", "folder": folder, "mode": "offline"}
-        return WandB(WandB.Options(**options, every=2))
-    return MlFlow(MlFlow.Options(tracking_uri=f"file:{folder}/ml", every=2))
+    kinds: dict[str, tuple[type[Tracker], dict[str, Any]]] = {
+        "csv": (Csv, {"path": folder / "of" / "run.csv"}),
+        "jsonl": (JsonLines, {"path": folder / "of" / "run.jsonl"}),
+        "tensorboard": (TensorBoard, {"path": folder / "tb"}),
+        "wandb": (WandB, {"project": "p", "folder": folder, "mode": "offline"}),
+        "mlflow": (MlFlow, {"tracking_uri": f"file:{folder}/ml"}),
+    }
+    kind, options = kinds[name]
+    return kind(kind.Options(**options, every=2))
 
 
 def start(step: int = 0, rank: int = 0) -> RunStart:
@@ -107,18 +106,12 @@ def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in each.items() if key not in timed} for each in records]
 
 
-def csv_records(path: Path) -> list[dict[str, float]]:
-    with path.open() as file:
-        return [
-            {key: float(value) for key, value in row.items() if value}
-            for row in csv.DictReader(file)
-        ]
-
-
 @pytest.mark.parametrize("saved_at", [3, 4, 6])
 def test_csv_has_each_record_once(tmp_path: Path, saved_at: int) -> None:
     resumed("csv", tmp_path, saved_at)
-    records = csv_records(tmp_path / "of" / "run.csv")
+    with (tmp_path / "of" / "run.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    records = [{key: float(value) for key, value in row.items() if value} for row in rows]
     assert without_time(records) == EXPECTED
     assert records[0]["samples_per_second"] > 0
 

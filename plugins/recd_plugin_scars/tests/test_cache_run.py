@@ -8,13 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests.commands import recd
 from tests.covering import of_today
 
 from recd_plugin_scars.report import CacheReport
 from recd_plugin_scars.tests.cache_cases import CACHED, ROWS, train_each, write_registry
 from recd_plugins.api import build_model, load_registry, measure_access, model_tables
-from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job
@@ -117,12 +116,6 @@ def test_what_moved_is_counted_and_predicted(results: dict[str, Result], name: s
             assert table.ratio is not None
             if table.name == "t_item_0":  # of lru and lfu, a few steps after they started static
                 assert 0.6 < table.ratio < 1.25
-
-
-def recd(*arguments: Any) -> str:
-    result = CliRunner().invoke(main, [str(a) for a in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_recd_run_shows_caches(table: Path, tmp_path: Path) -> None:

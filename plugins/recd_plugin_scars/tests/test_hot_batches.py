@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from recd_plugins.interfaces import (
     Lookups,
     Reader,
     Rows,
+    Split,
     Table,
     TableStrategy,
 )
@@ -109,12 +110,12 @@ class TestSessions(Contract):
         return sorted_by_caches(tmp_path, sessions=True)
 
 
-def read(
-    dataset: Dataset, *, rank: int = 0, world_size: int = 1, batch_size: int = 4
-) -> list[Rows]:
-    return list(
-        dataset.reader(rank=rank, world_size=world_size, batch_size=batch_size, split="train")
-    )
+def reader(dataset: Dataset, split: Split = "train") -> Reader:
+    return dataset.reader(rank=0, world_size=1, batch_size=4, split=split)
+
+
+def read(dataset: Dataset) -> list[Rows]:
+    return list(reader(dataset))
 
 
 def is_hot(rows: Rows, limits: Mapping[str, int]) -> list[bool]:
@@ -161,11 +162,8 @@ def test_the_test_split_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     inner = SessionParquet(SessionParquet.Options(path=path, test_path=path))
     wrapper = hot_batches(inner, {}, Known([ITEM], {"t_item": cached([0])}))
-    both = [
-        [rows.data for rows in data.reader(rank=0, world_size=1, batch_size=4, split="test")]
-        for data in (inner, wrapper)
-    ]
-    assert both[0] == both[1]
+    one, other = ([rows.data for rows in reader(data, "test")] for data in (inner, wrapper))
+    assert one == other
 
 
 @pytest.mark.parametrize(
@@ -196,38 +194,32 @@ def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:
 
 
 def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
-    def reader(num_hot: int = 12, **options: object) -> Reader:
-        wrapper = sorted_by_caches(tmp_path, num_hot, **options)
-        return wrapper.reader(rank=0, world_size=1, batch_size=4, split="train")
+    def hot(num_hot: int = 12, **options: object) -> Reader:
+        return reader(sorted_by_caches(tmp_path, num_hot, **options))
 
-    inside = reader()
+    inside = hot()
     next(iter(inside))
     state = inside.state_dict()
-    reader().load_state_dict(state)
+    hot().load_state_dict(state)
     for other, message in (
-        (reader(window=24), "'window' is 6, but .* 5"),
-        (reader(sessions=True), "'sessions' is True, but .* False"),
-        (reader(13), r"'hot_rows' is .* Restore the previous options"),
+        (hot(window=24), "'window' is 6, but .* 5"),
+        (hot(sessions=True), "'sessions' is True, but .* False"),
+        (hot(13), r"'hot_rows' is .* Restore the previous options"),
     ):
         with pytest.raises(DataError, match=message):
             other.load_state_dict(state)
     with pytest.raises(DataError, match="other dataset wrappers"):
-        reader().load_state_dict(state["inner"])
-    plain = parquet(tmp_path).reader(rank=0, world_size=1, batch_size=4, split="train")
+        hot().load_state_dict(state["inner"])
     with pytest.raises(DataError, match=r"with a dataset wrapper around .* dataset\.wrap"):
-        plain.load_state_dict(state)
+        reader(parquet(tmp_path)).load_state_dict(state)
 
 
 def test_a_state_at_the_start_of_a_window_fits_any_window(tmp_path: Path) -> None:
-    whole = sorted_by_caches(tmp_path, window=20).reader(
-        rank=0, world_size=1, batch_size=4, split="train"
-    )
+    def prices(batches: Iterable[Rows]) -> list[float]:
+        return sorted(price for rows in batches for price in rows.data["price"].to_pylist())
+
+    whole = reader(sorted_by_caches(tmp_path, window=20))
     taken = list(islice(whole, 5))
-    other = sorted_by_caches(tmp_path, window=8, sessions=True).reader(
-        rank=0, world_size=1, batch_size=4, split="train"
-    )
+    other = reader(sorted_by_caches(tmp_path, window=8, sessions=True))
     other.load_state_dict(whole.state_dict())
-    prices = [price for rows in [*taken, *other] for price in rows.data["price"].to_pylist()]
-    assert sorted(prices) == sorted(
-        price for rows in read(parquet(tmp_path)) for price in rows.data["price"].to_pylist()
-    )
+    assert prices([*taken, *other]) == prices(read(parquet(tmp_path)))

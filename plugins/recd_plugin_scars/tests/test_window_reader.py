@@ -68,14 +68,8 @@ def numbers(rows: Rows) -> NDArray[np.int64]:
 def shapes(draw: st.DrawFn) -> dict[str, int]:
     """Rows for at least one batch on every rank."""
     batch_size, world_size = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    num_rows = draw(st.integers(3 * batch_size, 120))
-    window = draw(st.integers(1, 8))
-    return {
-        "num_rows": num_rows,
-        "batch_size": batch_size,
-        "world_size": world_size,
-        "window": window,
-    }
+    sizes = {"batch_size": batch_size, "world_size": world_size, "window": draw(st.integers(1, 8))}
+    return {**sizes, "num_rows": draw(st.integers(3 * batch_size, 120))}
 
 
 def reader(shape: dict[str, int], rank: int, world_size: int | None = None) -> WindowReader:
@@ -176,14 +170,11 @@ def test_other_numbers_of_ranks_go_on(
             if None in step:
                 assert step == [None] * world_size, "a rank has fewer steps than another"
                 assert sorted(set(taken)) == sorted(taken), "a row came twice"
-                assert total - len(taken) < left_out + _lost_before(changes, size)
+                lost_before = sum(each * size for each, _ in changes)
+                assert total - len(taken) < left_out + lost_before
                 return
             taken += [n for rows in step if rows is not None for n in numbers(rows).tolist()]
         at = state(ranks[0])
-
-
-def _lost_before(changes: list[tuple[int, int]], size: int) -> int:
-    return sum(world_size * size for world_size, _ in changes)
 
 
 @settings(max_examples=20, deadline=None)

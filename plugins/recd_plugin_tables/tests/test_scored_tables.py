@@ -73,11 +73,7 @@ def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
 
 @pytest.mark.parametrize(
     ("trained", "scored"),
-    [
-        ("old.csv", "new.csv.gz"),
-        ("old.txt", "new.txt"),
-        ("old.txt", "new.parquet"),  # a suffix shows another format
-    ],
+    [("old.csv", "new.csv.gz"), ("old.txt", "new.parquet")],  # the latter by its suffix
 )
 def test_the_format_of_the_trained_table_is_that_of_the_scored_one(trained, scored, tmp_path):
     columns = pa.table({"item": [3, 4], "clicked": [0, 1]})
@@ -103,20 +99,18 @@ def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
         table(path, test_path=tmp_path / "new.parquet").prepare()
 
 
-def test_lists_need_a_format_with_lists(tmp_path):
-    pq.write_table(pa.table({"seen": [[1], [2]], "clicked": [0, 1]}), tmp_path / "old.parquet")
-    (tmp_path / "new.csv").write_text('seen\n"[1, 2]"\n')
-    trained = table(tmp_path / "old.parquet", columns={"seen": "ids", "clicked": "label"})
-    message = r"Store the column as lists of numbers, in Parquet or JSON lines\."
+@pytest.mark.parametrize(
+    ("use", "old", "text", "message"),
+    [
+        ("ids", [[1], [2]], 'a\n"[1, 2]"\n', "as lists of numbers, in Parquet or JSON lines"),
+        ("number", [1.5, 2], "a,b\n1.5,\n,\nn/k,\n", r"first text is 'n/k' in row 2 \(from 0\)"),
+    ],
+)
+def test_text_where_training_has_lists_or_numbers_is_told(tmp_path, use, old, text, message):
+    pq.write_table(pa.table({"a": old, "clicked": [0, 1]}), tmp_path / "old.parquet")
+    (tmp_path / "new.csv").write_text(text)
+    trained = table(tmp_path / "old.parquet", columns={"a": use, "clicked": "label"})
     with pytest.raises(DataError, match=message):
-        trained.to_score(str(tmp_path / "new.csv")).prepare()
-
-
-def test_the_first_text_among_numbers_is_told(tmp_path):
-    (tmp_path / "old.csv").write_text("price,clicked\n1.5,0\n2,1\n")
-    (tmp_path / "new.csv").write_text("price,clicked\n1.5,0\n,1\nn/k,0\n")
-    trained = table(tmp_path / "old.csv", columns={"price": "number", "clicked": "label"})
-    with pytest.raises(DataError, match=r"The first text is 'n/k' in row 2 \(from 0\)"):
         trained.to_score(str(tmp_path / "new.csv")).prepare()
 
 

@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from ruamel.yaml import YAML
 from tests import forked
+from tests.commands import recd
 from tests.covering import by_night
 
 from recd_plugin_tables.tests import writers
-from recd_plugins.cli import main
 
 ROWS = 320
 # By day; the others are imported, value by value, by other tests.
@@ -37,12 +36,6 @@ def clicks() -> pa.Table:
             "click": (draw.random(ROWS) < 0.3).astype(np.int64),
         }
     )
-
-
-def recd(*arguments: object) -> str:
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.mark.slow

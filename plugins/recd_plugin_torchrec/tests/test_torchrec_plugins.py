@@ -7,7 +7,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-import recd_plugin_torchrec
 from recd_plugin_torchrec.optimizers import RowWiseAdagrad, Sgd
 from recd_plugin_torchrec.shardings import (
     ColumnWise,
@@ -21,18 +20,6 @@ from recd_plugins.interfaces import Table
 from recd_plugins.runtime.errors import SetupError
 
 TABLE = Table("t", ("f",), 100, 16, pooled=True)
-
-
-def test_all_are_registered() -> None:
-    names = {plugin.name for plugin in recd_plugin_torchrec.register_shardings()}
-    assert names == {
-        "torchrec.table_wise",
-        "torchrec.row_wise",
-        "torchrec.column_wise",
-        "torchrec.data_parallel",
-        "torchrec.planner",
-    }
-    assert [plugin.name for plugin in recd_plugin_torchrec.register_caches()] == ["torchrec.uvm"]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +43,6 @@ def test_all_but_data_parallel_coalesce() -> None:
         assert plugin(plugin.Options(coalesce=True)).coalesces
     with pytest.raises(ValidationError):
         DataParallel.Options.model_validate({"coalesce": True})
-
-
-def test_the_planner_is_left_alone() -> None:
     assert Planner(Planner.Options()).constraints([TABLE]) == {}
 
 

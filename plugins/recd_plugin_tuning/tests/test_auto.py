@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from rich.console import Console
 from ruamel.yaml import YAML
+from tests.commands import recd
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
@@ -20,7 +20,6 @@ from recd_plugin_torchrec.shardings import TableWise
 from recd_plugin_tuning.auto import patterns_of
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import prepare
-from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules
@@ -147,11 +146,10 @@ def test_recd_plan_puts_it_in_place_of_the_first_entry(make_registry) -> None:
     training = {"batch_size": 64, "ranks": 4, "ranks_per_node": 2, "device": "cpu"}
     entries = [{"use": "torchrec.row_wise", "tables": ["t_*"]}]
     path = make_registry(sharding=entries, training=training).path
-    done = CliRunner().invoke(main, ["plan", str(path), "--auto"])
-    assert done.exit_code == 0, done.output
-    assert "2 nodes of machine: 4 ranks on cpu" in done.stdout
-    assert "auto: choice for each group" in done.stdout
-    assert "flexshard.joint {budget" in done.stdout, "what others were predicted at"
+    said = recd("plan", path, "--auto")
+    assert "2 nodes of machine: 4 ranks on cpu" in said
+    assert "auto: choice for each group" in said
+    assert "flexshard.joint {budget" in said, "what others were predicted at"
 
 
 def test_others_keep_their_tables(make_registry) -> None:

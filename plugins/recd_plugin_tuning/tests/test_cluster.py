@@ -7,18 +7,17 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from tests import forked
+from tests.commands import invoke
 
 from recd_plugin_tuning.cluster import MeasuredCluster
 from recd_plugin_tuning.collectives import fit_rate
 from recd_plugin_tuning.rank_work import QUICK, goes_on
 from recd_plugin_tuning.tests import cluster_cases
-from recd_plugins.cli import main
 from recd_plugins.planning.topologies import read_topology
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.session import KEPT
@@ -35,12 +34,8 @@ def measured() -> MeasuredCluster:
 
 def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *args: str) -> Result:
     """The command on ranks that have measured already."""
-
-    def launch(*_: Any, **__: Any) -> list[MeasuredCluster]:
-        return [found]
-
-    monkeypatch.setattr("recd_plugins.runtime.launch.launch", launch)
-    return CliRunner().invoke(main, ["calibrate", *args])
+    monkeypatch.setattr("recd_plugins.runtime.launch.launch", lambda *_, **__: [found])
+    return invoke("calibrate", *args)
 
 
 def test_latency_and_bandwidth_are_found_again() -> None:
@@ -131,7 +126,7 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     output = [] if "-o" in arguments else ["-o", "cluster.yaml"]
-    result = CliRunner().invoke(main, ["calibrate", *output, *arguments], env=environment)
+    result = invoke("calibrate", *output, *arguments, env=environment)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not (tmp_path / "cluster.yaml").exists()

@@ -88,14 +88,17 @@ def test_what_a_forward_pass_keeps_is_counted_before_it_chooses(
 KJT = {"use": "recd.kjt"}
 
 
+def config(name: str, feature: str, rows: int = 1000) -> EmbeddingConfig:
+    return EmbeddingConfig(
+        name=name, embedding_dim=16, num_embeddings=rows, feature_names=[feature]
+    )
+
+
 def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> None:
     hashed = {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": 50}}
     sections = {"pooling": [], "preprocessing": [hashed], "converter": KJT}
     registry = make_registry(sharding=AUTO, **sections)
-    tables = [
-        EmbeddingConfig(name=name, embedding_dim=16, num_embeddings=rows, feature_names=["seq_0_0"])
-        for name, rows in (("t_big", 1_000_000), ("t_small", 50))
-    ]
+    tables = [config("t_big", "seq_0_0", 1_000_000), config("t_small", "seq_0_0", 50)]
     model = EmbeddingCollection(tables=tables, device=torch.device("meta"))
     prepared = prepare(
         registry, model, plan_context(registry, list(embedding_modules(model)), slow())
@@ -110,13 +113,10 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
     def prepared(*entries: dict[str, Any]) -> Prepared:
         registry = make_registry(sharding=[*entries], pooling=[], converter=KJT)
         named = {"seq_0_0": "t_item", "seq_0_1": "t_item", "seq_0_2": "t_alone"}
-        tables = {
-            feature: EmbeddingConfig(
-                name=name, embedding_dim=16, num_embeddings=1000, feature_names=[feature]
-            )
+        modules = {
+            feature: EmbeddingCollection(tables=[config(name, feature)])
             for feature, name in named.items()
         }
-        modules = {name: EmbeddingCollection(tables=[table]) for name, table in tables.items()}
         return prepare(registry, nn.ModuleDict(modules))
 
     said = r"sharding\[0\]: several modules have tables with the same name: 't_item'"
@@ -128,19 +128,13 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
 
 def test_tables_that_torchrecs_own_sharders_take_are_planned_beside_others(make_registry) -> None:
     registry = make_registry(sharding=AUTO, pooling=[], converter=KJT)
-    own = EmbeddingConfig(
-        name="t_own", embedding_dim=16, num_embeddings=1000, feature_names=["seq_0_0"]
-    )
     left = EmbeddingBagConfig(
         name="t_left", embedding_dim=16, num_embeddings=1000, feature_names=["usr_0"]
     )
     bags = EmbeddingBagCollection(tables=[left], is_weighted=True)
     weights = PositionWeightedModuleCollection({"usr_0": 8})
-    model = nn.ModuleDict(
-        {
-            "own": EmbeddingCollection(tables=[own]),
-            "left": FeatureProcessedEmbeddingBagCollection(bags, weights),
-        }
-    )
+    own = EmbeddingCollection(tables=[config("t_own", "seq_0_0")])
+    left_alone = FeatureProcessedEmbeddingBagCollection(bags, weights)
+    model = nn.ModuleDict({"own": own, "left": left_alone})
     found = chosen_of(prepare(registry, model))
     assert [group.tables for group in found.groups] == [("t_own",)]

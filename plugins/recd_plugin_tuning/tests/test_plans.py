@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from ruamel.yaml import YAML
 from tests.cli.plan_cases import folder, plan
+from tests.commands import invoke
 
-from recd_plugins.cli import main
 from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import load_topology
@@ -47,7 +46,7 @@ def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
 def test_the_line_of_plain_torchrec_is_no_registrys(folder: Path) -> None:
     (folder / "stock.yaml").write_text((folder / "registry.yaml").read_text())
     said = "stock.yaml: another registry or baseline is already named 'stock'"
-    alone = CliRunner().invoke(main, ["plan", "stock.yaml", "--scaling"])
+    alone = invoke("plan", "stock.yaml", "--scaling")
     for refused in (alone, plan("--scaling", "--beside", "stock.yaml")):
         assert refused.exit_code == 2
         assert said in " ".join(refused.output.split())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests.commands import recd
 
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make
-from recd_plugins.cli import main
 
-
-def sample(*options: str) -> str:
-    done = CliRunner().invoke(main, ["criteo", "sample", "data", "--rows", "200", *options])
-    assert done.exit_code == 0, done.output
-    return done.output
+sample = partial(recd, "criteo", "sample", "data", "--rows", "200")
 
 
 @pytest.mark.parametrize(

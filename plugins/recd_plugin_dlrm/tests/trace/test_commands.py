@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from tests.commands import invoke, recd
 
 from recd_plugin_dlrm.trace import profile
 from recd_plugin_dlrm.trace.generator import profile_ids
 from recd_plugin_dlrm.trace.profile import TraceProfile, read_profile, write_profile
-from recd_plugins.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -24,20 +24,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trace(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["trace", *map(str, arguments)])
-
-
-def done(*arguments: object) -> str:
-    result = trace(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
+done = partial(recd, "trace")
 
 
 def failed(*arguments: object) -> str:
-    result = trace(*arguments)
+    result = invoke("trace", *arguments)
     assert result.exit_code != 0
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return " ".join(result.output.split())
 
 
@@ -130,17 +122,8 @@ def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
     assert len(tables["t_item"].ids) == 7
     assert max(tables["t_item"].ids) < 7
     assert (tables["t_user"].accesses, tables["t_user"].rows) == (9000, 3000)
-    done(
-        "profile",
-        "registry.yaml",
-        "-o",
-        "p.parquet",
-        "--rows",
-        200,
-        "--tables",
-        "t_user",
-        "--force",
-    )
+    some = ["--rows", 200, "--tables", "t_user", "--force"]
+    done("profile", "registry.yaml", "-o", "p.parquet", *some)
     tables = read_profile(folder / "p.parquet").tables
     assert (list(tables), tables["t_user"].accesses) == (["t_user"], 600)
 
@@ -148,10 +131,8 @@ def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
 def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
     """Dictionary-encoded lists: what a table without deduplication is looked up with."""
     plain, packed = folder / "plain", folder / "packed"
-    assert CliRunner().invoke(main, ["generate", str(plain), "--rows", "512"]).exit_code == 0
-    arguments = ["convert-layout", str(plain), str(packed), "--layout", "list_dict"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
+    recd("generate", plain, "--rows", 512)
+    recd("convert-layout", plain, packed, "--layout", "list_dict")
     for path in (plain, packed):
         options = {"path": str(path), "sparse": ["usr_1", "seq_0_0"]}
         (folder / f"{path.name}.yaml").write_text(
@@ -201,7 +182,6 @@ def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
 def test_tables_of_other_lengths_need_a_number_of_accesses(folder: Path) -> None:
     made = [profile_ids(np.array(ids), name) for ids, name in (([1, 1], "a"), ([1, 2, 1], "b"))]
     write_profile(TraceProfile({each.table: each for each in made}, "a test"), folder / "p.parquet")
-    said = failed("generate", "p.parquet", "-o", "s.txt")
-    assert "Set --accesses" in said
+    assert "Set --accesses" in failed("generate", "p.parquet", "-o", "s.txt")
     done("generate", "p.parquet", "-o", "s.txt", "--tables", "t_b")
     assert len((folder / "s.txt").read_text().split()) == 3

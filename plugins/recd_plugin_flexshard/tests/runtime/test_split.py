@@ -96,24 +96,23 @@ def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, str
     assert set(split.cold.keys()) == table_of.keys()
 
 
-def test_flex_rows_are_dealt_out_in_turns() -> None:
+def index_of(*tiers: RowTiers) -> TierIndex:
     configs = [
         EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[name])
         for name in ("t", "u")
     ]
-    tiers = {"t": RowTiers([], [5, 1, 7]), "u": RowTiers([], [8, 0])}
-    index = TierIndex(configs, tiers, 2, CPU)
+    return TierIndex(configs, dict(zip("tu", tiers, strict=True)), 2, CPU)
+
+
+def test_flex_rows_are_dealt_out_in_turns() -> None:
+    index = index_of(RowTiers([], [5, 1, 7]), RowTiers([], [8, 0]))
     assert _pairs(index.flex_rows(0)) == [("t", 5), ("t", 7), ("u", 0)]
     assert _pairs(index.flex_rows(1)) == [("t", 1), ("u", 8)]
 
 
 @pytest.mark.parametrize("bad", [-1, 9])
 def test_ids_outside_their_table_are_refused(bad: int) -> None:
-    configs = [
-        EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[name])
-        for name in ("t", "u")
-    ]
-    index = TierIndex(configs, {"t": RowTiers([5]), "u": RowTiers([8])}, 2, CPU)
+    index = index_of(RowTiers([5]), RowTiers([8]))
     ids = KeyedJaggedTensor(["t", "u"], torch.tensor([3, 4, bad]), lengths=torch.tensor([1, 2]))
     with pytest.raises(DataError, match=f"feature 'u' has the id {bad}, .* rows 0 to 8"):
         index.split(ids)

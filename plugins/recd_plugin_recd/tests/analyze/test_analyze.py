@@ -11,17 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from tests.commands import invoke
 
 from recd_plugin_recd import papercal
 from recd_plugin_recd.analyze import study as study_module
 from recd_plugin_recd.analyze.study import SessionCounts, SessionSample, study
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.sessions import open_source
-from recd_plugins.cli import main
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces.data_profile import dedupe_factor
 
@@ -35,7 +34,7 @@ def analyze(path: Path, *, batch_size: int = 2048, sample_megabytes: int = 1000,
 
 def run(*arguments: object):
     # Without a width, which workers of a test run have in their environment.
-    return CliRunner(env={"COLUMNS": None}).invoke(main, ["analyze", *map(str, arguments)])
+    return invoke("analyze", *arguments, env={"COLUMNS": None})
 
 
 def write(path: Path, sessions, group_rows: int = 50, **lists: Any) -> Path:

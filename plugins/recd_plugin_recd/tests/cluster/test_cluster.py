@@ -13,16 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from tests.commands import invoke, recd
 
 from recd_plugin_recd.cluster import sort
-from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.parquet import read_footers
-
-
-def recd(*arguments: object):
-    return CliRunner().invoke(main, ["cluster", *map(str, arguments)])
 
 
 def make_table(num_rows: int, *, sessions: int = 40, seed: int = 0) -> pa.Table:
@@ -89,8 +84,7 @@ def test_rows_by_session_and_time_and_ties_as_they_came(tmp_path, ranges, reques
     table = make_table(3000)
     write(table.slice(0, 1000), tmp_path / "src" / "a.parquet", row_group_size=300)
     write(table.slice(1000), tmp_path / "src" / "b.parquet")
-    result = recd(tmp_path / "src", tmp_path / "dst", "--json", tmp_path / "report.json")
-    assert result.exit_code == 0, result.output
+    recd("cluster", tmp_path / "src", tmp_path / "dst", "--json", tmp_path / "report.json")
     assert read(tmp_path / "dst").equals(in_order(table))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "report.json", "src"]
 
@@ -110,8 +104,7 @@ def test_one_session_larger_than_the_memory(tmp_path, little):
     table = make_table(2000, sessions=1).set_column(0, "session_id", pa.array(np.full(2000, 7)))
     table = table.set_column(1, "ts", pa.array(np.arange(2000) // 1500))
     write(table, tmp_path / "src.parquet")
-    result = recd(tmp_path / "src.parquet", tmp_path / "dst", "--row-group-rows", 100)
-    assert result.exit_code == 0, result.output
+    recd("cluster", tmp_path / "src.parquet", tmp_path / "dst", "--row-group-rows", 100)
     assert len(files(tmp_path / "dst")) == 1
     assert read(tmp_path / "dst").equals(in_order(table))
 
@@ -140,8 +133,7 @@ def test_types_of_sessions_and_times(tmp_path, little, session, time):
     stored = values.cast(session.value_type).dictionary_encode() if encode else values.cast(session)
     written = table.set_column(0, "session_id", stored)
     write(written.set_column(1, "ts", table["ts"].cast(time)), tmp_path / "src.parquet")
-    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
-    assert result.exit_code == 0, result.output
+    recd("cluster", tmp_path / "src.parquet", tmp_path / "dst")
     found = pa.concat_tables([pq.read_table(file) for file in files(tmp_path / "dst")])
     assert found["row"].to_pylist() == in_order(table)["row"].to_pylist()
     assert found["session_id"].type == session
@@ -153,8 +145,7 @@ def test_partitions_stay_and_are_sorted_by_themselves(tmp_path):
     hours = ["dt=1/hour=00", "dt=1/hour=01", "dt=2/hour=00"]
     for number, hour in enumerate(hours):
         write(table.slice(300 * number, 300), tmp_path / "src" / hour / "x.parquet")
-    result = recd(tmp_path / "src", tmp_path / "dst")
-    assert result.exit_code == 0, result.output
+    recd("cluster", tmp_path / "src", tmp_path / "dst")
     for number, hour in enumerate(hours):
         assert read(tmp_path / "dst" / hour).equals(in_order(table.slice(300 * number, 300)))
 
@@ -163,10 +154,8 @@ def test_whole_sessions_stay_when_downsampled(tmp_path, little):
     table = make_table(4000, sessions=300)
     write(table, tmp_path / "src.parquet")
     for name, options in {"a": [], "b": [], "c": ["--seed", 1]}.items():
-        result = recd(
-            tmp_path / "src.parquet", tmp_path / name, "--downsample-sessions", 0.25, *options
-        )
-        assert result.exit_code == 0, result.output
+        arguments = ["--downsample-sessions", 0.25, *options]
+        recd("cluster", tmp_path / "src.parquet", tmp_path / name, *arguments)
     sessions = [set(read(tmp_path / name)["session_id"].to_pylist()) for name in "abc"]
     kept = pa.array([each in sessions[0] for each in table["session_id"].to_pylist()])
     assert read(tmp_path / "a").equals(in_order(table.filter(kept)))
@@ -180,8 +169,7 @@ def test_list_dict_out_and_in(tmp_path, little):
     table = table.set_column(4, "ids", same)
     write(table, tmp_path / "src.parquet")
     for source, target in (("src.parquet", "a"), ("a", "b")):
-        result = recd(tmp_path / source, tmp_path / target, "--layout", "list_dict")
-        assert result.exit_code == 0, result.output
+        recd("cluster", tmp_path / source, tmp_path / target, "--layout", "list_dict")
         stored = [pq.read_schema(file).field("ids") for file in files(tmp_path / target)]
         assert all(map(is_list_dict, stored))
         assert read(tmp_path / target)["ids"].equals(in_order(table)["ids"])
@@ -199,7 +187,7 @@ def test_the_least_memory_is_enough(tmp_path):
     assert refused.returncode == 1
     least = re.findall(r"300 MB is too small: sorting needs at least (\d+)MB", refused.stderr)[-1]
     assert os.listdir(tmp_path) == ["src"]
-    assert recd("a", "b", "--memory", "much").exit_code == 2
+    assert invoke("cluster", "a", "b", "--memory", "much").exit_code == 2
     done = subprocess.run([*command, f"{least}MB"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (peak,) = re.findall(r"VmHWM:\s*(\d+) kB", done.stdout)

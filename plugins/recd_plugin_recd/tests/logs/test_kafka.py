@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from tests.commands import recd, refusal
 
 from recd_plugin_recd.logs.kafka import KafkaConsumer, KafkaProducer, written_until
 from recd_plugin_recd.tests.logs.tables import by_row, rows
-from recd_plugins.cli import main
 from recd_plugins.runtime.errors import DataError
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
@@ -138,19 +137,13 @@ def test_the_commands(servers, topic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table(rows(60)), "rows.parquet")
     place = ["--servers", servers, "--topic", topic]
-    sent = CliRunner().invoke(
-        main, ["logs", "produce", "rows.parquet", *place, "--config", "linger.ms=5"]
-    )
-    assert sent.exit_code == 0, sent.output
-    assert f"{topic}: 60 rows delivered" in sent.stdout
-    taken = CliRunner().invoke(main, ["logs", "consume", "t", *place, "--group", "g"])
-    assert taken.exit_code == 0, taken.output
-    assert "t: 60 rows in " in taken.stdout
+    sent = recd("logs", "produce", "rows.parquet", *place, "--config", "linger.ms=5")
+    assert f"{topic}: 60 rows delivered" in sent
+    consume = ["logs", "consume", "t", *place, "--group", "g"]
+    assert "t: 60 rows in " in recd(*consume)
     assert read("t").num_rows == 60
-    wrong = CliRunner().invoke(main, ["logs", "consume", "t", *place, "--group", "g",
-                                      "--config", "linger"])  # fmt: skip
-    assert wrong.exit_code == 2
-    assert "'linger' does not have the form KEY=VALUE" in wrong.output
+    wrong = refusal(*consume, "--config", "linger", code=2)
+    assert "'linger' does not have the form KEY=VALUE" in wrong
 
 
 def test_servers_that_do_not_answer(monkeypatch, tmp_path):

@@ -7,32 +7,24 @@ from pathlib import Path
 
 import pytest
 from tests.cli.plan_cases import invoked
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.distributions import zipf
-
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: table
-    sparse: [item_0, seq_0_0]
-    generate: {rows: 2048, row_group_rows: 256}
-converter: {use: recd.ikjt}
-preprocessing:
-  - {use: recd.sigrid_hash, features: ["*"], options: {buckets: 2000}}
-pooling:
-  - {use: recd.mean, features: ["seq_*"]}
-model: {embedding_dim: 32, num_embeddings: 2000, bottom_mlp: [16], top_mlp: [16]}
-training: {batch_size: 64, ranks: 2, device: cpu}
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    write_registry(
+        tmp_path,
+        dataset=papercal(tmp_path, 2048, 256, sparse=["item_0", "seq_0_0"]),
+        converter={"use": "recd.ikjt"},
+        preprocessing=hashed(2000),
+        pooling=[{"use": "recd.mean", "features": ["seq_*"]}],
+        model={"embedding_dim": 32, "num_embeddings": 2000},
+        training={"batch_size": 64, "ranks": 2},
+    )
     return tmp_path
 
 

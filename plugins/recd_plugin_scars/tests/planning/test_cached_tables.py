@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -25,9 +25,9 @@ from recd_plugins.config import Entry
 from recd_plugins.config.schema import RegistrySpec
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
-from recd_plugins.interfaces.access import TableAccess
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile
+from recd_plugins.interfaces.distributions import from_weights
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import RESERVED_SHARE
@@ -47,36 +47,20 @@ class Caches(Cache):
 
 
 def model(*names: str) -> nn.Module:
-    return nn.ModuleDict(
-        {
-            "bags": EmbeddingBagCollection(
-                device=torch.device("meta"),
-                tables=[
-                    EmbeddingBagConfig(
-                        name=name,
-                        embedding_dim=DIM,
-                        num_embeddings=ROWS,
-                        feature_names=[f"f_{name}"],
-                    )
-                    for name in names
-                ],
-            )
-        }
-    )
+    tables = [
+        EmbeddingBagConfig(
+            name=name, embedding_dim=DIM, num_embeddings=ROWS, feature_names=[f"f_{name}"]
+        )
+        for name in names
+    ]
+    bags = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+    return nn.ModuleDict({"bags": bags})
 
 
 def load(name: str, exponent: float) -> TableLoad:
     """A table whose row of rank r is read r^-exponent times as often as the first."""
     reads = np.arange(1, ROWS + 1, dtype=np.float64) ** -exponent
-    access = TableAccess.from_counts(
-        name,
-        (f"f_{name}",),
-        ROWS,
-        samples=1,
-        rows=np.arange(ROWS),
-        accesses=reads / reads.sum(),
-    )
-    return TableLoad(access, DIM)
+    return TableLoad(from_weights(name, reads, 1.0, features=(f"f_{name}",)), DIM)
 
 
 def registry(
@@ -86,12 +70,8 @@ def registry(
     storage: Path | None = None,
     sharding: Any = None,
 ) -> Prepared:
-    spec = RegistrySpec.model_validate(
-        {
-            "version": 1,
-            "training": {"batch_size": BATCH_SIZE, "optimizer": "rowwise_adagrad"},
-        }
-    )
+    training = {"batch_size": BATCH_SIZE, "optimizer": "rowwise_adagrad"}
+    spec = RegistrySpec.model_validate({"version": 1, "training": training})
     loads = {name: load(name, exponent) for name, exponent in exponents.items()}
     plan = CachePlan.of(
         loads,
@@ -134,32 +114,14 @@ def constraints(ready: Prepared, module: nn.Module, device: str) -> dict[str, Pa
     return table_constraints(ready, tables_of(module), profile=DataProfile({}), device_type=device)
 
 
-def options(
-    ready: Prepared, module: nn.Module, device: str
-) -> dict[tuple[str, str], ShardingOption]:
-    where = topology(device)
-    enumerator = SortedEnumerator(
-        where,
-        constraints(ready, module, device),
-        ready.registry.training,
-        tuple(ready.parts.values()),
-    )
-    found = enumerator.enumerate(module, ready.sharders())
-    return {
-        (option.name, option.sharding_type): option
-        for option in found
-        if (option.name in part_of(ready).caches) == (option.compute_kernel == "fused_uvm_caching")
-    }
+def enumerator_of(ready: Prepared, module: nn.Module, device: str) -> SortedEnumerator:
+    given = constraints(ready, module, device)
+    parts = tuple(ready.parts.values())
+    return SortedEnumerator(topology(device), given, ready.registry.training, parts)
 
 
 def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:
-    where = topology(device)
-    enumerator = SortedEnumerator(
-        where,
-        constraints(ready, module, device),
-        ready.registry.training,
-        tuple(ready.parts.values()),
-    )
+    enumerator = enumerator_of(ready, module, device)
     found = enumerator.enumerate(module, ready.sharders())
     chosen = [o for o in found if (o.name, o.sharding_type) == ("a", kind)]
     return enumerator.static_storage(chosen)["a"]
@@ -199,11 +161,7 @@ def test_memory_is_that_of_the_tiers(
 def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
     module = model("a")
     where = this_machine(1)
-    for part, storage, fits in (
-        (0.5, Path("slow"), True),
-        (0.5, None, False),
-        (1.5, None, True),
-    ):
+    for part, storage, fits in ((0.5, Path("slow"), True), (0.5, None, False), (1.5, None, True)):
         ready = registry({"a": 1.1}, 0.05, storage=storage)
         memory = int(part * ROWS * (4 * DIM + STATE) / (1 - RESERVED_SHARE))
         there = where.model_copy(update={"ddr_bytes": memory}).to_torchrec()
@@ -234,10 +192,8 @@ def test_nothing_and_everything_can_be_cached(share: float) -> None:
     params = cast(Any, plan.plan["bags"])
     assert 0 < params["a"].cache_params.load_factor < 1
     configs = cast(Any, module)["bags"].embedding_bag_configs()
-    assert (
-        as_planned(part_of(ready).caches, params, configs)["a"].num_cached_rows(ROWS)
-        == share * ROWS
-    )
+    cache = as_planned(part_of(ready).caches, params, configs)["a"]
+    assert cache.num_cached_rows(ROWS) == share * ROWS
 
 
 def test_misses_take_time_by_where_they_come_from() -> None:
@@ -246,18 +202,20 @@ def test_misses_take_time_by_where_they_come_from() -> None:
         where = topology(device)
         rate = where.ddr_mem_bw if device == "cpu" else where.hbm_to_ddr_mem_bw
         times = []
-        for share, storage in (
-            (0.05, None),
-            (0.5, None),
-            (0.05, Path("slow")),
-        ):
+        for share, storage in ((0.05, None), (0.5, None), (0.05, Path("slow"))):
             ready = registry({"a": 1.1}, share, storage=storage)
             statistics = part_of(ready)._plan.statistics("a")
             cold = statistics.expected_lookups * statistics.expected_miss_rate(share)
             slower = 1.0 if storage is None else rate * 1000 / 2**30
-            perf = options(ready, module, device)["a", "table_wise"].shards[0].perf
+            enumerator = enumerator_of(ready, module, device)
+            (option,) = (
+                each
+                for each in enumerator.enumerate(module, ready.sharders())
+                if (each.sharding_type, each.compute_kernel) == ("table_wise", "fused_uvm_caching")
+            )
+            perf = option.shards[0].perf
             assert perf is not None
             assert perf.prefetch_compute == pytest.approx(cold * DIM * 4 / rate * slower)
             times.append(perf.total)
-        large, small, file = times[1], times[0], times[2]
+        small, large, file = times
         assert large < small < file

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recd_plugin_scars.planning.load import BatchRows, TableLoad, row_bytes, seen
+from recd_plugin_scars.planning.load import BatchRows, TableLoad, seen
 from recd_plugins.interfaces.distributions import from_weights, zipf
 
 
@@ -30,10 +30,7 @@ def test_the_check_value_of_equation_2() -> None:
 def test_seen_is_the_paper_s_formula(probability: float, lookups: int) -> None:
     (found,) = seen(np.array([probability]), lookups)
     assert found == pytest.approx(1 - (1 - probability) ** lookups, abs=1e-12)
-
-
-def test_rows_that_are_hardly_read_do_not_vanish() -> None:
-    # 1 - (1 - P)^n would be 0 in float64.
+    # 1 - (1 - P)^n would be 0 in float64 for rows that are hardly read.
     assert seen(np.array([1e-20]), 1000)[0] == pytest.approx(1e-17, rel=1e-12)
 
 
@@ -53,11 +50,6 @@ def test_rows_that_batches_in_flight_hold_are_not_fetched_again() -> None:
     for held in (0, 1, 2):
         expected = float((u * (1 - u) ** held)[10:].sum())
         assert rows.missed(10, held) == pytest.approx(expected, rel=1e-12)
-
-
-def test_bytes_of_a_row() -> None:
-    assert row_bytes(64, "sgd") == 256
-    assert row_bytes(64, "rowwise_adagrad") == 260
 
 
 @pytest.mark.parametrize("rows", [70_000, 2_000_000])

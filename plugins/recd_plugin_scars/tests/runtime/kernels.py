@@ -92,11 +92,6 @@ def batch_of(*ids: Sequence[Sequence[int]], keys: Sequence[str] | None = None) -
     )
 
 
-def prefetch(kernel: Kernel, features: KeyedJaggedTensor) -> None:
-    """Prefetch as TorchRec's lookups do."""
-    kernel.prefetch(features)
-
-
 def learn(output: Tensor, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     output.backward(torch.rand(output.shape, generator=generator))

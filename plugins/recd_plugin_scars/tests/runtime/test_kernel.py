@@ -26,7 +26,6 @@ from recd_plugin_scars.tests.runtime.kernels import (
     config_of,
     learn,
     pair,
-    prefetch,
     state_of,
 )
 from recd_plugins.runtime.errors import DataError, ExactnessError
@@ -89,7 +88,7 @@ def test_any_order_of_training_prefetching_and_evaluating(
     for order in ["train", *orders]:
         features = _batch(config.feature_names(), pooling, form, dtype, generator)
         if order == "prefetch":
-            prefetch(kernel, features)
+            kernel.prefetch(features)
             prefetched.append(features)
         elif order == "train":
             if prefetched:
@@ -231,30 +230,23 @@ def test_ids_that_the_check_of_bounds_lets_pass_are_refused(bad: int) -> None:
 def test_a_prefetched_batch_that_changes_is_looked_up_as_it_is() -> None:
     plain, kernel = one_table()
     features = batch_of([[0, 1], [6]])
-    prefetch(kernel, features)
+    kernel.prefetch(features)
     features.values()[0] = 3
     assert torch.equal(plain(features), kernel(features))
     kernel.flush()
     assert not kernel._rows._pool.pins.any()
 
 
-def test_loaded_weights_are_looked_up() -> None:
-    plain, kernel = one_table(cached=ROWS)
+@pytest.mark.parametrize("learned", [True, False])
+def test_loaded_weights_are_looked_up_also_by_prefetched_batches(learned: bool) -> None:
+    plain, kernel = one_table(cached=ROWS if learned else 0)
     features = batch_of([[0, 1], [6]])
-    learn(kernel(features))
-    prefetch(kernel, features)
-    kernel.flush()
-    for module in (plain, kernel):
-        module.split_embedding_weights()[0].copy_(torch.arange(ROWS * DIM).view(ROWS, DIM))
-    kernel.load()
-    assert torch.equal(plain(features), kernel(features))
-
-
-def test_loaded_weights_are_looked_up_by_batches_that_were_prefetched_before() -> None:
-    plain, kernel = one_table(cached=0)
-    features = batch_of([[0, 1], [6]])
-    prefetch(kernel, features)
+    if learned:
+        learn(kernel(features))
+    kernel.prefetch(features)
     kernel._mover.drain()
+    if learned:
+        kernel.flush()
     for module in (plain, kernel):
         module.split_embedding_weights()[0].copy_(torch.arange(ROWS * DIM).view(ROWS, DIM))
     kernel.load()

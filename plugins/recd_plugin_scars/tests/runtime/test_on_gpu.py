@@ -12,7 +12,7 @@ from recd_plugin_scars.runtime import row_cache
 from recd_plugin_scars.runtime.kernel import CachedEmbeddingBag
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.row_cache import distinct_rows
-from recd_plugin_scars.tests.runtime.kernels import batch_of, config_of, learn, prefetch, state_of
+from recd_plugin_scars.tests.runtime.kernels import batch_of, config_of, learn, state_of
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
@@ -60,7 +60,7 @@ def _train(rank: int, world_size: int, kind: str, many: int, policy: str) -> lis
             batch = batch_of(*ids).to(device)
             batch.length_per_key()
             with host_counts() as counts:
-                prefetch(kernel, batch)
+                kernel.prefetch(batch)
             # The thread that writes evicted rows may wait at any time.
             syncs = [e for e in counts if e.what == "sync" and "stores.py" not in e.place]
             waits = [e for e in syncs if "resize" not in e.place]

@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from recd_plugin_scars.runtime.kernel import CachedKernels
 from recd_plugin_scars.runtime.policies import TableCache
-from recd_plugin_scars.tests.runtime.kernels import batch_of, config_of, prefetch
+from recd_plugin_scars.tests.runtime.kernels import batch_of, config_of
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.fake_cuda import fake_cuda, host_counts
@@ -33,8 +33,8 @@ def _look_up_out_of_order(rank: int, world_size: int, policy: Any, pooling: Pool
         tables = kernel.emb_module
         weights = tables.split_embedding_weights()[0]
         batches = [batch_of(*ids).to(device) for ids in BATCHES]
-        prefetch(kernel, batches[0])
-        prefetch(kernel, batches[1])
+        kernel.prefetch(batches[0])
+        kernel.prefetch(batches[1])
         slots = [each[-1] for each in kernel._prefetched]
         assert len(slots) == (2 if policy == "lru" else 0)
 
@@ -61,7 +61,7 @@ def _load_between_prefetch_and_lookup(rank: int, world_size: int) -> None:
     with fake_cuda() as device:
         kernel = _kernel("lru", PoolingType.SUM, device)
         batch = batch_of(*BATCHES[0]).to(device)
-        prefetch(kernel, batch)
+        kernel.prefetch(batch)
         with host_counts() as counts:
             kernel.purge()
         assert _count(counts, "fbgemm::lxu_cache_flush") == 1
