@@ -12,13 +12,7 @@ from recd_plugin_dsi.tests.numbered import registry
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.runtime.errors import SetupError
 
-OPTIONS = {
-    "cpus": 4,
-    "cpus_per_reader": 0.5,
-    "readers": 1,
-    "memory": "20MB",
-    "start_timeout": 250,
-}
+OPTIONS = {"cpus": 4, "cpus_per_reader": 0.5, "readers": 1, "memory": "20MB", "start_timeout": 250}
 
 _TRAINER = """
 import signal, time

@@ -15,10 +15,7 @@ from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugin_flexshard.table_plan import cluster_of
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
-from recd_plugins.interfaces.data_profile import (
-    DataProfile,
-    FeatureProfile,
-)
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.distributions import zipf
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import DataError, SetupError

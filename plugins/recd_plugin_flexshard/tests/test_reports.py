@@ -13,13 +13,7 @@ from rich.console import Console
 
 from benchmarks import _flexshard_paper as paper
 from recd_plugin_flexshard.plan_report import TiersReport, render, study_entry
-from recd_plugin_flexshard.planning import (
-    CostOptions,
-    TableDemand,
-    TierPlan,
-    plan_tiers,
-    traffic,
-)
+from recd_plugin_flexshard.planning import CostOptions, TableDemand, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.planning.plan import Strategy
 from recd_plugin_flexshard.run_report import TierReport
 from recd_plugin_flexshard.table_plan import collectives_of

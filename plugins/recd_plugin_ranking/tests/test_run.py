@@ -26,12 +26,7 @@ from recd_plugins.model.build import build_model
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import METADATA
-from recd_plugins.training.checkpoint_files import (
-    MANIFEST,
-    digest_of,
-    manifest_text,
-    read_manifest,
-)
+from recd_plugins.training.checkpoint_files import MANIFEST, digest_of, manifest_text, read_manifest
 from recd_plugins.training.result import Result
 from recd_plugins.training.trained import unchecked_model, whole_model, with_trained_columns
 from recd_plugins.training.trainer import Job, train

@@ -15,12 +15,7 @@ from recd_plugin_recd.ikjt import IkjtConverter, ListDictConverter
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.data.list_dict import (
-    concat_batches,
-    decoded_field,
-    list_dict_field,
-    to_list_dict,
-)
+from recd_plugins.data.list_dict import concat_batches, decoded_field, list_dict_field, to_list_dict
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import ConverterContract

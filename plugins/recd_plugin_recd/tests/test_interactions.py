@@ -194,10 +194,7 @@ def test_leave_one_out_tests_the_last_event_of_each_user(path):
     data = dataset(path, test=LEAVE_ONE_OUT, refresh={"per": "session"})
     assert data.splits() == ("train", "test")
     # All that was known right before it, whenever features are refreshed.
-    assert items_and_histories(data, "test") == [
-        (2, 13, [11, 10]),
-        (1, 10, [10, 11, 12, 13]),
-    ]
+    assert items_and_histories(data, "test") == [(2, 13, [11, 10]), (1, 10, [10, 11, 12, 13])]
     assert [row[:2] for row in items_and_histories(data, "train")] == [
         (1, 10), (1, 11), (1, 12), (2, 11), (2, 10), (1, 13),
     ]  # fmt: skip

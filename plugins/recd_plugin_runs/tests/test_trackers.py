@@ -13,21 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from recd_plugin_runs.trackers import (
-    Csv,
-    JsonLines,
-    MlFlow,
-    TensorBoard,
-    Tracker,
-    WandB,
-    _flat,
-)
-from recd_plugins.api import (
-    RunEnd,
-    RunEvaluation,
-    RunStart,
-    RunStep,
-)
+from recd_plugin_runs.trackers import Csv, JsonLines, MlFlow, TensorBoard, Tracker, WandB, _flat
+from recd_plugins.api import RunEnd, RunEvaluation, RunStart, RunStep
 from recd_plugins.interfaces.callback import Quality
 
 

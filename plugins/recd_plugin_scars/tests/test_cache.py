@@ -51,8 +51,7 @@ def context() -> PlanContext:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"rows": 100}, {"share": 0.5}, {"bytes": "10KB"}, {}, {"policy": "lru", "rows": 0}],
+    "options", [{"rows": 100}, {"share": 0.5}, {"bytes": "10KB"}, {}, {"policy": "lru", "rows": 0}]
 )
 class TestContract(CacheContract):
     @pytest.fixture

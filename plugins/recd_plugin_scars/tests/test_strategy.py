@@ -24,10 +24,7 @@ def test_backing_stores_move_rows_where_they_are(
     shards: list[tuple[int, int, int]], moved: list[int]
 ) -> None:
     known = DataProfile({"f": FeatureProfile(3.0)})
-    caches = {
-        "t": TableCache("lru", 0.5),
-        "u": TableCache("lru", 0.5, folder=Path("u")),
-    }
+    caches = {"t": TableCache("lru", 0.5), "u": TableCache("lru", 0.5, folder=Path("u"))}
     tables = {
         name: SimpleNamespace(traffic=SimpleNamespace(bytes=num_bytes))
         for name, num_bytes in {"t": 400, "u": 7}.items()

@@ -18,14 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_tables.sources import SourceOptions, open_source
-from recd_plugin_tables.tests.writers import (
-    FLAT,
-    ROWS,
-    TABLE,
-    WRITERS,
-    write_delta,
-    write_duckdb,
-)
+from recd_plugin_tables.tests.writers import FLAT, ROWS, TABLE, WRITERS, write_delta, write_duckdb
 from recd_plugins.runtime.errors import DataError
 
 

@@ -588,10 +588,7 @@ SECONDS = 1_700_000_000 + 10_000 * SESSIONS + 60 * (np.arange(ROWS) % 5)
     ],
 )
 def test_clicks_of_sessions_without_users_are_ranked_by_what_came_before(
-    tmp_path: Path,
-    session: str,
-    columns: dict[str, Any],
-    history: dict[str, Any],
+    tmp_path: Path, session: str, columns: dict[str, Any], history: dict[str, Any]
 ) -> None:
     pytest.importorskip("recd_plugin_ranking")
     items = np.random.default_rng(2).integers(0, 50, ROWS)

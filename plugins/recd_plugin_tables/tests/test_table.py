@@ -333,11 +333,7 @@ def test_what_cannot_be_imported_is_told(what, tmp_path):
 
 def test_a_split_by_row_keeps_requests_whole(tmp_path):
     rows = pa.table(
-        {
-            "req": np.repeat(np.arange(200) % 100, 3),
-            "item": np.arange(600),
-            "y": np.arange(600) % 2,
-        }
+        {"req": np.repeat(np.arange(200) % 100, 3), "item": np.arange(600), "y": np.arange(600) % 2}
     )
     pq.write_table(rows, tmp_path / "shown.parquet")
     columns = {"req": {"as": "request"}, "item": {"as": "id"}, "y": {"as": "label"}}

@@ -23,12 +23,7 @@ from recd_plugins import prepare
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules
-from recd_plugins.interfaces.step_cost import (
-    AllReduceCost,
-    AllToAllCost,
-    LookupCost,
-    StageCosts,
-)
+from recd_plugins.interfaces.step_cost import AllReduceCost, AllToAllCost, LookupCost, StageCosts
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.plan_context import plan_context
 from recd_plugins.planning.report import render

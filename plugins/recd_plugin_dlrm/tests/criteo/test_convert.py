@@ -69,11 +69,7 @@ def write_source(folder: Path, file_format: str) -> None:
 
 @pytest.mark.parametrize(
     ("file_format", "event", "count", "kept"),
-    [
-        ("tsv", "close", 3, 2),
-        ("gz", "write_note", 4, 2),
-        ("tsv", "publish", 1, 5),
-    ],
+    [("tsv", "close", 3, 2), ("gz", "write_note", 4, 2), ("tsv", "publish", 1, 5)],
 )
 def test_a_killed_run_is_gone_on_from(tmp_path, file_format, event, count, kept):
     write_source(tmp_path / "src", file_format)

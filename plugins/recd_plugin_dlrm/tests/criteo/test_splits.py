@@ -23,8 +23,7 @@ def rows_of(path: Path, split: Split, **options: object) -> list[tuple[str, int]
 
 
 @pytest.mark.parametrize(
-    ("evaluate", "first", "stop"),
-    [("test", 11, 21), ("validation", 0, 11), ("last_day", 0, 21)],
+    ("evaluate", "first", "stop"), [("test", 11, 21), ("validation", 0, 11), ("last_day", 0, 21)]
 )
 def test_the_last_day_is_held_out(write_days, evaluate, first, stop):
     """Its first half is for validation, and has the row more, as in torchrec."""

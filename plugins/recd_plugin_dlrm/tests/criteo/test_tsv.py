@@ -55,9 +55,7 @@ def reference(line: str) -> list[int] | None:
 
 
 @settings(
-    deadline=None,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     lines=st.lists(_lines, max_size=30),

@@ -30,9 +30,7 @@ def plan(*arguments: str) -> Result:
 
 
 def test_tiers_for_a_cluster(folder: Path) -> None:
-    result = plan(
-        *("--topology", "zionex-a100-40g", "--batch-size", "128", "--json", "tiers.json"),
-    )
+    result = plan("--topology", "zionex-a100-40g", "--batch-size", "128", "--json", "tiers.json")
     assert result.exit_code == 0, result.output
     shown = words(result)
     for part in (
@@ -52,10 +50,7 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--batch-size", "auto"],
-            "--tiers plans for a fixed batch size",
-        ),
+        (["--batch-size", "auto"], "--tiers plans for a fixed batch size"),
         (
             ["--nodes", "1"],
             "sharding[0]: sharding plugin 'flexshard.three_tier' needs several nodes",

@@ -8,9 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from recd_plugin_flexshard.planning import (
-    TableDemand,
-)
+from recd_plugin_flexshard.planning import TableDemand
 from recd_plugin_flexshard.planning.costs import rows_sent
 from recd_plugin_flexshard.tests.planning.test_cuts import FLAT, STEEP
 from recd_plugins.interfaces.access import TableAccess

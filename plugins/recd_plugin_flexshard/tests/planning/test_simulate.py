@@ -20,21 +20,9 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.planning.simulate import (
-    DrawnBatches,
-    StepLookups,
-    TableRoute,
-    simulate,
-)
+from recd_plugin_flexshard.planning.simulate import DrawnBatches, StepLookups, TableRoute, simulate
 from recd_plugin_flexshard.runtime import RowTiers, tier_groups
-from recd_plugin_flexshard.tests.runtime.model import (
-    DIM,
-    FEATURES,
-    ROWS,
-    TIERS,
-    Job,
-    model_input,
-)
+from recd_plugin_flexshard.tests.runtime.model import DIM, FEATURES, ROWS, TIERS, Job, model_input
 from recd_plugins.interfaces.data_profile import DistinctIds
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.testing.gloo import run_on_ranks

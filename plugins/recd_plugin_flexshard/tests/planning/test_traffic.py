@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from recd_plugin_flexshard.planning import (
-    TierPlan,
-    traffic,
-)
+from recd_plugin_flexshard.planning import TierPlan, traffic
 from recd_plugin_flexshard.runtime import tier_groups
 from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugin_flexshard.tests.conftest import MakeRegistry

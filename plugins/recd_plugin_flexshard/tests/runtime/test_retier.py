@@ -11,12 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recd_plugin_flexshard.runtime.retier import (
-    Chosen,
-    RecentAccesses,
-    RetierReport,
-    choose_rows,
-)
+from recd_plugin_flexshard.runtime.retier import Chosen, RecentAccesses, RetierReport, choose_rows
 from recd_plugin_flexshard.tests.runtime.model import (
     TIERS,
     Job,

@@ -32,13 +32,7 @@ from recd_plugin_flexshard.runtime import (
 )
 from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugin_flexshard.runtime.touched import Wire
-from recd_plugin_flexshard.tests.runtime.model import (
-    COPIES,
-    DIM,
-    Job,
-    Optimizer,
-    TierModel,
-)
+from recd_plugin_flexshard.tests.runtime.model import COPIES, DIM, Job, Optimizer, TierModel
 from recd_plugins.runtime.errors import ExactnessError, RecdError, SetupError
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.testing.gloo import run_on_ranks

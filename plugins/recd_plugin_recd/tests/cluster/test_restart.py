@@ -77,8 +77,7 @@ def whole(source) -> list[pa.Table]:
 
 
 @pytest.mark.parametrize(
-    ("event", "count", "kept"),
-    [("table_writer", 3, 0), ("write_note", 2, 1), ("publish", 1, 2)],
+    ("event", "count", "kept"), [("table_writer", 3, 0), ("write_note", 2, 1), ("publish", 1, 2)]
 )
 def test_a_killed_run_is_gone_on_from(tmp_path, source, whole, event, count, kept):
     (tmp_path / "src").symlink_to(source)

@@ -106,11 +106,7 @@ def test_any_order_of_training_prefetching_and_evaluating(
 
 
 def _batch(
-    keys: list[str],
-    pooling: PoolingType,
-    form: str,
-    dtype: torch.dtype,
-    generator: torch.Generator,
+    keys: list[str], pooling: PoolingType, form: str, dtype: torch.dtype, generator: torch.Generator
 ) -> KeyedJaggedTensor:
     strides = torch.full((len(keys), 1), 3)
     if form == "variable" and pooling != PoolingType.NONE:

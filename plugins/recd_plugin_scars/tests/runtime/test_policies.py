@@ -68,8 +68,7 @@ class Model:
     with_hot=st.booleans(),
     actions=st.lists(
         st.one_of(
-            st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), max_size=8),
-            st.integers(0, 3),
+            st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), max_size=8), st.integers(0, 3)
         ),
         max_size=40,
     ),

@@ -22,14 +22,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.types import ShardedModule
 
 from recd_plugin_scars.runtime.stores import BackingStore, FileStore
-from recd_plugin_scars.tests.runtime.model import (
-    SHARDINGS,
-    Case,
-    Run,
-    Trainer,
-    Training,
-    on_both,
-)
+from recd_plugin_scars.tests.runtime.model import SHARDINGS, Case, Run, Trainer, Training, on_both
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.device import DEVICE, backend_of_tests
