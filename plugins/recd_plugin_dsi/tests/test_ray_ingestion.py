@@ -5,21 +5,13 @@ from itertools import islice
 
 import psutil
 import pytest
+from tests.small_registry import random_rows, write_registry
 
 from recd_plugin_dsi.tests.numbered import BATCH, ROWS, registry
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.runtime.errors import RegistryError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train
-
-REGISTRY = """
-version: 1
-dataset: {{use: dlrm.random, options: {{rows: 256, sparse: {{user: 90, item: 90}}}}}}
-converter: {{use: recd.ikjt, options: {{groups: [[item]]}}}}
-{ingestion}
-model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 16, ranks: 2, evaluate: false, learning_rate: 0.1}}
-"""
 
 
 def options(ray_address, **more):
@@ -135,15 +127,20 @@ def trained(rank, world_size, jobs):
 
 
 def test_training_is_that_of_ranks_that_read_by_themselves(ray_address, tmp_path):
-    paths = {}
-    for name, section in (
-        ("own", ""),
-        ("ray", f"ingestion: {{use: dsi.ray, options: {options(ray_address, readers=1)}}}"),
-    ):
-        paths[name] = tmp_path / f"{name}.yaml"
-        paths[name].write_text(REGISTRY.format(ingestion=section))
-    jobs = [Job(paths["own"], "baseline"), Job(paths["own"]), Job(paths["ray"])]
-    stock, own, fed = run_on_ranks(trained, 2, jobs)[0]
+    ray = {"use": "dsi.ray", "options": options(ray_address, readers=1)}
+    own, on_ray = (
+        write_registry(
+            tmp_path,
+            name,
+            dataset=random_rows(256),
+            converter={"use": "recd.ikjt", "options": {"groups": [["item"]]}},
+            ingestion=ingestion,
+            training={"ranks": 2, "evaluate": False, "learning_rate": 0.1, "device": "auto"},
+        )
+        for name, ingestion in (("own.yaml", None), ("ray.yaml", ray))
+    )
+    jobs = [Job(own, "baseline"), Job(own), Job(on_ray)]
+    stock, alone, fed = run_on_ranks(trained, 2, jobs)[0]
     assert len(stock) == 8
     assert max(stock) - min(stock) > 1e-4, "nothing was learned"
-    assert fed == own == pytest.approx(stock, abs=1e-6)
+    assert fed == alone == pytest.approx(stock, abs=1e-6)

@@ -30,3 +30,9 @@ def clicks(path: Path, *, clicked: bool = True, rows: int = 75) -> Path:
     )
     pq.write_table(table, path, row_group_size=20)
     return path
+
+
+def with_column(path: Path, name: str, values: pa.Array) -> Path:
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+    return path

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_ranking.negatives import Negatives
-from recd_plugin_ranking.tests.click_cases import clicks
+from recd_plugin_ranking.tests.click_cases import clicks, with_column
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.interfaces import Dataset, Reader
 from recd_plugins.runtime.errors import DataError, RecdError
@@ -139,34 +139,18 @@ def test_in_request_refuses(path, tmp_path):
     log = clicks(tmp_path / "log.parquet", clicked=False, rows=9)
     for sessions in ([0, 0, 0, 1, 1, None, 2, None, 2], [0.0] * 5 + [np.nan] * 4):
         with pytest.raises(DataError, match=r"log.parquet: row 5 \(from 0\): column 'session_id'"):
-            read(wrapped(with_sessions(log, pa.array(sessions)), by="in_request"))
+            read(wrapped(with_column(log, "session_id", pa.array(sessions)), by="in_request"))
 
 
 def test_a_row_that_knows_every_item_is_named(tmp_path):
-    pq.write_table(
-        pa.table(
-            {
-                "session_id": [0, 1],
-                "ts": [0, 1],
-                "label": [1, 1],
-                "item": [[1], [2]],
-                "history": [[], [1, 2]],
-            }
-        ),
-        tmp_path / "few.parquet",
-    )
+    keys = {"session_id": [0, 1], "ts": [0, 1], "label": [1, 1]}
+    table = pa.table({**keys, "item": [[1], [2]], "history": [[], [1, 2]]})
+    pq.write_table(table, tmp_path / "few.parquet")
     with pytest.raises(DataError, match=r"row 1 \(from 0\): all 2 items"):
         read(wrapped(tmp_path / "few.parquet", never=["history"], negatives=1), 2)
     # One item is left: it is found, however unlikely.
     (rows,) = read(wrapped(tmp_path / "few.parquet", negatives=3), 4)
     assert [row["item"] for row in rows] == [[1], [2], [2], [2], [2], [1], [1], [1]]
-
-
-def with_sessions(path: Path, sessions: pa.Array) -> Path:
-    table = pq.read_table(path)
-    table = table.set_column(table.schema.get_field_index("session_id"), "session_id", sessions)
-    pq.write_table(table, path)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -183,17 +167,13 @@ def test_in_request_tells_sessions_of_any_type_apart(tmp_path, name):
     expected = read(wrapped(path, **options))
     names = pa.array([name(row // 3) for row in range(75)])
     for sessions in (names, names.dictionary_encode()):
-        assert read(wrapped(with_sessions(path, sessions), **options)) == expected
+        assert read(wrapped(with_column(path, "session_id", sessions), **options)) == expected
 
 
 def test_in_request_remembers_whose_rows_it_read(tmp_path):
     def reader(name: str, prices: float) -> Reader:
         path = clicks(tmp_path / name, clicked=False)
-        table = pq.read_table(path)
-        price = pa.array(np.full(len(table), prices, np.float32))
-        pq.write_table(
-            table.set_column(table.schema.get_field_index("price"), "price", price), path
-        )
+        with_column(path, "price", pa.array(np.full(75, prices, np.float32)))
         dataset = wrapped(path, by="in_request")
         return dataset.reader(rank=0, world_size=1, batch_size=15, split="train")
 
@@ -210,9 +190,6 @@ def test_in_request_remembers_whose_rows_it_read(tmp_path):
 @pytest.mark.parametrize(("kind", "by"), [(pa.bool_(), "in_request"), (pa.float32(), "uniform")])
 def test_a_row_without_a_label_is_refused(tmp_path, kind, by):
     path = clicks(tmp_path / "log.parquet", rows=9)
-    table = pq.read_table(path)
-    labels = pa.array([1] * 4 + [None] + [1] * 4).cast(kind)
-    table = table.set_column(table.schema.get_field_index("label"), "label", labels)
-    pq.write_table(table, path)
+    with_column(path, "label", pa.array([1] * 4 + [None] + [1] * 4).cast(kind))
     with pytest.raises(DataError, match=r"log.parquet: row 4 \(from 0\): label 'label' is missing"):
         read(wrapped(path, by=by), 5)

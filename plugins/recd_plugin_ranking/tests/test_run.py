@@ -18,7 +18,7 @@ from tests.commands import invoke, recd
 
 from recd_plugin_ranking.full_ranking import Rules, _check_scores, _Had, _positive
 from recd_plugin_ranking.items import Items
-from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
+from recd_plugin_ranking.tests.click_cases import ITEMS, clicks, with_column
 from recd_plugin_runs.export import PROGRAM, export_to
 from recd_plugins import load_registry, prepare
 from recd_plugins.data.rows import rows_of_split
@@ -214,9 +214,9 @@ def test_a_trained_model_is_exported_without_the_data_that_it_counted(
 def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained, tmp_path, known):
     path, checkpoint = trained["sampled_softmax"]
     rows = pq.read_table(path.parent / "clicks.parquet").slice(0, 4)
+    pq.write_table(rows, tmp_path / "test.parquet")
     items = pa.array([[ITEMS - 1]] * known + [[ITEMS]] * (4 - known))
-    column = rows.schema.get_field_index("item")
-    pq.write_table(rows.set_column(column, "item", items), tmp_path / "test.parquet")
+    with_column(tmp_path / "test.parquet", "item", items)
     options = ["-k", "5", "--sampled", "2", "--json", str(tmp_path / "figures.json")]
     context = f"dataset.options.test_path={tmp_path}/test.parquet"
     said = recd("rank", path, context, "--checkpoint", checkpoint, *options)
@@ -243,10 +243,8 @@ def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
 
 def test_rows_without_a_user_are_not_of_one_user(tmp_path):
     path, table = write_registry(tmp_path, SASREC), tmp_path / "clicks.parquet"
-    rows = pq.read_table(table)
-    users = [[] if row % 2 else [row % 4] for row in range(len(rows))]
-    column = rows.schema.get_field_index("history")
-    pq.write_table(rows.set_column(column, "history", [users]), table)
+    users = [[] if row % 2 else [row % 4] for row in range(240)]
+    with_column(table, "history", pa.array(users))
     registry = load_registry(path)
     registry.dataset.prepare()
     items = Items.of(registry.dataset, "item", ["item"])

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
 from ruamel.yaml import YAML
-
-from recd_plugins.cli import main
+from tests.commands import recd, refusal
 
 ROWS = 480
 
@@ -35,12 +33,6 @@ def clicks() -> pa.Table:
             "seconds": draw.gamma(2, 20, ROWS),
         }
     )
-
-
-def recd(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.mark.slow
@@ -65,7 +57,7 @@ def test_from_a_table_to_scores(
     with Path("my.yaml").open("w") as file:
         YAML().dump(written, file)
 
-    wrong = recd("run", "my.yaml", "training.validation.metric=auc", code=1)
+    wrong = refusal("run", "my.yaml", "training.validation.metric=auc")
     assert "metric 'auc' belongs to no label of this dataset. Use one of: 'loss', " in wrong
     recd("run", "my.yaml", "--json", "run.json")
     run = json.loads(Path("run.json").read_text())

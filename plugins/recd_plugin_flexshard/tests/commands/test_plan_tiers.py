@@ -33,12 +33,9 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
     result = plan("--topology", "zionex-a100-40g", "--batch-size", "128", "--json", "tiers.json")
     assert result.exit_code == 0, result.output
     shown = words(result)
-    for part in (
-        "32 ranks on cuda",
-        "128 rows per rank; speed of collectives: as measured",
-        "t_seq_0_0",
-    ):
-        assert part in shown
+    assert "32 ranks on cuda" in shown
+    assert "128 rows per rank; speed of collectives: as measured" in shown
+    assert "t_seq_0_0" in shown
     assert "sharding[0] flexshard.three_tier: M = 6, c = 1, minimises time" in shown
     report = json.loads((folder / "tiers.json").read_text())
     assert report["batch_size"] == 128
@@ -51,10 +48,7 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--batch-size", "auto"], "--tiers plans for a fixed batch size"),
-        (
-            ["--nodes", "1"],
-            "sharding[0]: sharding plugin 'flexshard.three_tier' needs several nodes",
-        ),
+        (["--nodes", "1"], "sharding[0]: sharding plugin 'flexshard.three_tier' needs several"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
@@ -67,5 +61,4 @@ def test_without_an_entry_that_has_tiers(make_registry: MakeRegistry) -> None:
     make_registry("torchrec.row_wise")
     result = plan()
     assert result.exit_code == 1
-    shown = words(result)
-    assert "Add an entry that uses 'flexshard.two_tier'" in shown
+    assert "Add an entry that uses 'flexshard.two_tier'" in words(result)

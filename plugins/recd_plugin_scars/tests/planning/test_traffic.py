@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from recd_plugin_scars.planning import CachePlan, RowOrder, TableLoad
+from recd_plugin_scars.tests.planning.test_joint import unique_bytes
 from recd_plugins.interfaces.distributions import from_weights, zipf
 
 LOAD = TableLoad(zipf("a", 3000, 2.0, 1.1), 16)
@@ -52,14 +53,7 @@ def test_tables_of_different_widths_share_memory_as_enumeration_finds(seed: int)
     ]
     order = RowOrder(loads, sizes)
 
-    def moved(rows: tuple[int, ...]) -> float:
-        total = 0.0
-        for load, size, cached in zip(loads, sizes, rows, strict=True):
-            p = load.access.accesses[cached:] / load.access.total
-            total += size * float((1 - (1 - p) ** (5.0 * load.lookups)).sum())
-        return total
-
-    every = {rows: moved(rows) for rows in product(range(7), repeat=3)}
+    every = {rows: unique_bytes(loads, sizes, rows, 5.0) for rows in product(range(7), repeat=3)}
     for place in range(19):
         rows = tuple(order.rows(place))
         assert sum(rows) == place
