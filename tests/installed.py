@@ -20,8 +20,6 @@ from recd_plugins.runtime.plugin_modules import _packages_in
 
 
 class Site:
-    """A folder in which packages are installed."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -22,7 +22,8 @@ SLOW = (
     "test_forked.py",
     "docs/test_call_order.py",
     "docs/test_pages.py::test_the_code_runs",
-    "docs/test_site.py",
+    "docs/test_links.py::test_every_public",
+    "docs/test_links.py::test_pages_load",
     "examples/*",
     "recd_plugin_tables/tests/test_run_of_table.py::test_the_output_fits",
     "cli/test_plan.py::test_the_ranks_of_this_machine",
@@ -66,7 +67,7 @@ SLOW = (
     "training/test_evaluation.py::test_test_figures",
     "test_torchrec_suite.py",
     "training/test_measurement.py::test_a_rank_waits",
-    "training/test_deferred.py::test_every_sharding_starts_as_whole_tables_do[4]",
+    "training/test_sharded_model.py::test_every_sharding_starts_as_whole_tables_do[4]",
     "training/test_evaluation.py::test_every_row_is_scored_once",
     "training/test_pipeline_plugin.py",
     # What takes seconds and seldom breaks alone.

@@ -31,7 +31,6 @@ Environment = dict[str, str]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """All examples, installed in one folder."""
     folder = tmp_path_factory.mktemp("third_party")
     for example in EXAMPLES:
         found = pip_installed(ROOT / "examples" / example, folder / example)

@@ -84,7 +84,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run to its end, validated."""
     folder = tmp_path_factory.mktemp("whole")
     report = programs.report_of("run", write(folder, VALIDATED))
     (folder / "losses").write_text(json.dumps(report["losses"]))

@@ -11,7 +11,6 @@ from recd_plugins.data.reader import History, Piece, ReadPlan, Unit, cut_into_bl
 
 
 def make_units(sizes: list[int]) -> tuple[Unit, ...]:
-    """Units of these sizes in one file."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(
         Unit(0, i, start, size) for i, (start, size) in enumerate(zip(starts, sizes, strict=True))

@@ -18,8 +18,6 @@ seconds = st.floats(0, 1e3)
 
 
 class FakeTime:
-    """A clock that stands still until it is told to go on."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr("time.perf_counter", lambda: self.now)

@@ -1,4 +1,4 @@
-"""Kernels in TorchRec's lookups: which of them are asked to fetch rows ahead."""
+"""FBGEMM's kernels in TorchRec's lookups: rows fetched ahead, and batch forms by optimizer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.sharded import configs, sequences
 from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+from torchrec import optim
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import CacheParams, ParameterSharding
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import lookup_kernels
+from recd_plugins.compat.row_updates import check_updates, clipped_tables, why_plain_kernels
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.overlap import LookupAhead
 
 
@@ -100,3 +112,108 @@ def test_a_step_is_counted_once_whatever_its_rate(rate: float) -> None:
         assert (int(kernel.iter_cpu), int(kernel.iter)) == (step, step)
         kernel.learning_rate_tensor.fill_(0.5)
     assert len(kernel.learned) == 3
+
+
+FUSED = ParameterSharding("table_wise", "fused", ranks=[0])
+SHARDS = [
+    ShardMetadata(shard_offsets=[0, 2 * n], shard_sizes=[8, 2], placement="rank:0/cpu")
+    for n in range(2)
+]
+REPLICATED = ParameterSharding("data_parallel", "dense")
+COLUMNS = ParameterSharding("column_wise", "fused", [0], EnumerableShardingSpec(SHARDS))
+
+
+def bags(**optimizers: type | None) -> EmbeddingBagCollection:
+    """Tables with the optimizers that they bring, by name; without one by None."""
+    tables = [configs(EmbeddingBagConfig, name, 8, 4, name=name)[0] for name in optimizers]
+    module = EmbeddingBagCollection(tables)
+    for name, optimizer in optimizers.items():
+        if optimizer is not None:
+            weight = module.embedding_bags[name].weight
+            apply_optimizer_in_backward(optimizer, [weight], {"lr": 0.1})
+    return module
+
+
+def fused(optimizer: type) -> FusedEmbeddingBagCollection:
+    configs = bags(a=None).embedding_bag_configs()
+    meta = torch.device("meta")
+    return FusedEmbeddingBagCollection(configs, optimizer, {"lr": 0.1}, device=meta)
+
+
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
+
+
+@pytest.mark.parametrize(
+    ("module", "fused_params", "kind"),
+    [
+        (bags(a=optim.Adagrad), None, "exact_adagrad"),
+        (bags(a=optim.RowWiseAdagrad), ADAGRAD, ""),
+        (bags(a=optim.LAMB), None, "lamb"),
+        (bags(a=optim.Adam), None, ""),
+        (bags(a=None), None, ""),
+        (bags(a=None), ADAGRAD, "exact_adagrad"),
+        (fused(torch.optim.Adagrad), None, "exact_adagrad"),
+        (fused(torch.optim.SGD), None, ""),
+    ],
+)
+def test_updates_whose_kernels_for_cuda_take_plain_batches_alone(
+    module: Any, fused_params: Any, kind: str
+) -> None:
+    assert why_plain_kernels(module, {"a": FUSED}, fused_params, "cpu") == ""
+    why = why_plain_kernels(module, {"a": FUSED}, fused_params, "cuda")
+    assert (f"CUDA kernels of {kind} " in why) if kind else why == ""
+
+
+def test_dense_kernels_take_plain_batches_but_for_data_parallel_tables_on_cpu() -> None:
+    places = {"a": ParameterSharding("data_parallel", "dense")}
+    assert why_plain_kernels(bags(a=None), places, None, "cpu") == ""
+    assert "dense kernels" in why_plain_kernels(bags(a=None), places, None, "cuda")
+    places = {"a": ParameterSharding("table_wise", "dense", ranks=[0])}
+    assert "dense kernels" in why_plain_kernels(bags(a=None), places, None, "cpu")
+
+
+def test_sequences_whose_tables_clip_get_plain_batches_on_a_gpu_too() -> None:
+    clipping = {"gradient_clipping": True, "max_gradient": 0.1}
+    for params, words in ((clipping, "clips the gradient of each row"), (None, "")):
+        clipped = clipped_tables(sequences("a"), {"t_a": FUSED}, params)
+        sharded: Any = SimpleNamespace(_groups=None, _device_type="cuda", clipped=clipped)
+        why = ExactShardedEmbeddingCollection._why_plain(sharded)
+        assert (words in why) if words else why == ""
+
+
+@pytest.mark.parametrize("kernel", ["fused", "fused_uvm", "fused_uvm_caching"])
+def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: str) -> None:
+    module = bags(a=optim.SGD)
+    module.embedding_bags["a"].weight._optimizer_kwargs = [{"lr": 0.1, "momentum": 0.9}]
+    params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
+    with pytest.raises(SetupError, match=r"table 'a': .* ignore the argument 'momentum'"):
+        check_updates(module, params, None, torch.device("cuda"))
+
+
+def test_optimizers_without_cpu_kernels_are_refused_on_cpus_alone() -> None:
+    module = bags(a=optim.Adam)
+    check_updates(module, {"a": FUSED}, None, torch.device("cuda"))
+    with pytest.raises(SetupError, match="no CPU kernels for the optimizer 'adam'"):
+        check_updates(module, {"a": FUSED}, None, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "optimizer", "arguments", "message"),
+    [
+        (FUSED, optim.RowWiseAdagrad, {"lr": 0.1}, ""),
+        (FUSED, torch.optim.SGD, {}, "FBGEMM's default of 0.01"),
+        (REPLICATED, torch.optim.SGD, {"lr": 0.1}, "ignores apply_optimizer_in_backward"),
+        (COLUMNS, optim.RowWiseAdagrad, {"lr": 0.1}, "row-wise optimizer on column shards"),
+    ],
+)
+def test_updates_that_differ_from_torch_are_warned_of(
+    sharding: ParameterSharding,
+    optimizer: Any,
+    arguments: Any,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = bags(a=None)
+    apply_optimizer_in_backward(optimizer, module.parameters(), arguments)
+    check_updates(module, {"a": sharding}, None, torch.device("cpu"))
+    assert [message in text for text in caplog.messages] == [True] * bool(message)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.drop_in import pooled_sequences_cases as cases
-from tests.sharded import sequences
+from tests.sharded import configs, sequences
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -57,10 +57,7 @@ def test_without_ranks() -> None:
 
 
 def collection(*features: str) -> EmbeddingCollection:
-    tables = [
-        EmbeddingConfig(name=f"t{i}", embedding_dim=8, num_embeddings=9, feature_names=[name])
-        for i, name in enumerate(features)
-    ]
+    tables = [configs(EmbeddingConfig, n, 9, 8, name=f"t{i}")[0] for i, n in enumerate(features)]
     return EmbeddingCollection(tables)
 
 

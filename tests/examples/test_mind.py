@@ -14,7 +14,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "mind"
 
 
 def behaviors(num: int) -> str:
-    """Requests as MIND writes them."""
     lines = []
     for i in range(num):
         history = " ".join(f"N{(i * 7 + j) % 50}" for j in range(i % 9))

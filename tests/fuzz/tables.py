@@ -52,7 +52,6 @@ def rows(count: int = ROWS, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def table(given: Iterable[Row] | None = None) -> pa.Table:
-    """``rows`` as Arrow."""
     return pa.Table.from_pylist(rows() if given is None else list(given), SCHEMA)
 
 
@@ -68,7 +67,6 @@ def write(path: str | Path, data: pa.Table, **options: Any) -> None:
 
 
 def write_two(folder: str = "table") -> None:
-    """The table as two files, ``a.parquet`` and ``b.parquet``."""
     whole = table()
     write(f"{folder}/a.parquet", whole.slice(0, ROWS // 2))
     write(f"{folder}/b.parquet", whole.slice(ROWS // 2))
@@ -116,7 +114,6 @@ def _losses_of(text: str) -> tuple[float, ...]:
 
 
 def losses_of(given: Iterable[Row]) -> list[float]:
-    """Losses of a table that has these rows, written as plainly as can be."""
     return list(_losses_of(json.dumps([plain(row) for row in given])))
 
 
@@ -147,7 +144,6 @@ def _ids(value: Any) -> list[int]:
 
 
 def files_of(folder: str | Path) -> list[Path]:
-    """The files that make a table, in their order."""
     folder = Path(folder)
     if folder.is_file():
         return [folder]

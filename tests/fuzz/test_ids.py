@@ -33,7 +33,6 @@ def registry(converter: str, sharding: str = "", steps: str = "", more: str = ""
 
 
 def one_way(case: Case, steps: str = "") -> str:
-    """One of the ways: a converter, a pooling, a sharding."""
     pooling = "pooling: [{use: recd.mean, features: [items]}]\n" if case.flag("sequence") else ""
     converter, sharding = case.one_of(CONVERTERS, "converter"), case.one_of(SHARDINGS, "sharding")
     return registry(converter, sharding, steps, pooling)

@@ -103,7 +103,6 @@ SHARDS = 3
 
 
 def write_log(folder: str = "log", *, seed: int = 0) -> list[Path]:
-    """Write a log; its files."""
     tables.write(f"{folder}.parquet", tables.table(tables.rows(120, seed)))
     done = recd("logs", "write", f"{folder}.parquet", folder, "--shards", SHARDS)
     assert done.ok, done.output

@@ -110,15 +110,20 @@ def profile(**dedupe_factors: float) -> DataProfile:
     )
 
 
-def options(
-    reg: RunConfig, known: DataProfile, model: nn.Module, exact: Sequence[str] = ()
-) -> dict[tuple[str, str], ShardingOption]:
+def enumerated(
+    reg: RunConfig, model: nn.Module, topology: Topology, sharders: Any = None, **arguments: Any
+) -> list[ShardingOption]:
     ready = prepared(reg, model)
-    constraints = table_constraints(
-        ready, tables_of(model), profile=known, device_type="cpu", replicate=True, exact=exact
-    )
-    enumerator = SortedEnumerator(default_topology(2), constraints, reg.training)
-    found = enumerator.enumerate(model, ready.sharders())
+    sharders = ready.sharders() if sharders is None else sharders
+    arguments = {"profile": profile(), "device_type": "cpu", **arguments}
+    constraints = table_constraints(ready, tables_of(model), **arguments)
+    return SortedEnumerator(topology, constraints, reg.training).enumerate(model, sharders)
+
+
+def options(
+    reg: RunConfig, known: DataProfile, model: nn.Module
+) -> dict[tuple[str, str], ShardingOption]:
+    found = enumerated(reg, model, default_topology(2), profile=known, replicate=True)
     return {(option.name, option.sharding_type): option for option in found}
 
 
@@ -226,8 +231,6 @@ def test_no_option_is_left() -> None:
 
 
 class Constrains(Sharding):
-    """Constrains what it is told to."""
-
     name = "test.constrains"
     result: Any
 
@@ -296,20 +299,11 @@ def kinds_of_a(
     replicate: bool = True,
     wishes: dict[str, ParameterConstraints] | None = None,
 ) -> set[str]:
-    """What the planner may do with table a."""
-    ready = prepared(reg, model)
-    sharders = ready.sharders() if sharders is None else sharders
-    constraints = table_constraints(
-        ready,
-        tables_of(model),
-        profile=profile(),
-        device_type="cpu",
-        optimizers=table_optimizers(model, sharders),
-        replicate=replicate,
-        wishes=wishes,
-    )
-    found = SortedEnumerator(default_topology(2), constraints, reg.training)
-    return {o.sharding_type for o in found.enumerate(model, sharders) if o.name == "a"}
+    sharders = prepared(reg, model).sharders() if sharders is None else sharders
+    wanted = {"optimizers": table_optimizers(model, sharders), "wishes": wishes}
+    topology = default_topology(2)
+    found = enumerated(reg, model, topology, sharders, replicate=replicate, **wanted)
+    return {option.sharding_type for option in found if option.name == "a"}
 
 
 def bringing(optimizer: type[torch.optim.Optimizer]) -> Model:
@@ -388,14 +382,9 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
 
 def test_one_gpu_has_whole_tables() -> None:
     def kinds(world_size: int) -> set[str]:
-        ready = prepared(registry(), Model())
-        constraints = table_constraints(
-            ready, tables_of(ready.model), profile=profile(), device_type="cuda"
-        )
         topology = Topology(world_size, "cuda", local_world_size=world_size)
-        found = SortedEnumerator(topology, constraints, ready.registry.training)
-        options = found.enumerate(ready.model, ready.sharders())
-        return {each.sharding_type for each in options if each.compute_kernel == "fused"}
+        found = enumerated(registry(), Model(), topology, device_type="cuda")
+        return {each.sharding_type for each in found if each.compute_kernel == "fused"}
 
     assert kinds(1) == {"table_wise"}
     assert kinds(2) > {"table_wise", "row_wise"}

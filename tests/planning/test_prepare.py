@@ -136,8 +136,6 @@ class Inner(Sharding):
 
 
 class OwnRows(Sharding):
-    """Maps ids to rows by itself."""
-
     name = "acme.mapping"
     limit: ClassVar[Any] = None
 
@@ -177,8 +175,6 @@ def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
 
 
 class Fast(Cache):
-    """A cache with a part."""
-
     name = "acme.fast"
     more: ClassVar[dict[str, Any]] = {}
 

@@ -199,7 +199,6 @@ def test_the_best_plan_is_tried_with_quicker_kernels(options: list[Option], fits
 
 
 def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Count the tables of all plans that the planner tries."""
     model = torch.nn.ModuleDict({"bags": numbered(num_tables, 100, 8)})
     ready = wrap(model)
     place, placed = search.place, 0

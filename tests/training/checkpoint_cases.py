@@ -23,8 +23,6 @@ TRAINING = TrainingSpec()
 
 
 class Model(nn.Module):
-    """One table, one dense layer."""
-
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.bags = bags("f", rows=rows, name="t")
@@ -36,8 +34,6 @@ class Model(nn.Module):
 
 
 class Trainer:
-    """Trains it on the ranks that there are."""
-
     def __init__(self, world_size: int, rows: int = 16) -> None:
         torch.manual_seed(0)
         model, sharders = Model(rows), stock_sharders(TRAINING)
@@ -66,7 +62,6 @@ class Trainer:
 
 
 def save_two(rank: int, world_size: int, folder: Path) -> None:
-    """Checkpoints of steps 1 and 2."""
     trainer = Trainer(world_size)
     if rank == 0:
         folder.mkdir(exist_ok=True)

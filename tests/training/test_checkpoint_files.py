@@ -37,8 +37,6 @@ from recd_plugins.training.checkpoint_files import (
 
 
 class Call:
-    """Calls a function when it is unpickled."""
-
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.call = function, args
 

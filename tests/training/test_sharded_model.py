@@ -1,4 +1,4 @@
-"""A run is put together as it is planned and alike on all ranks, or falls back."""
+"""A run is put together as it is planned and alike on all ranks, also with deferred tables."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from tests.sharded import CPU, one_rank
+from tests.sharded import CPU, bags, everyone, one_rank, sequences
 from tests.small_registry import random_rows, write_registry
-from tests.training.test_deferred import Model, sharded
+from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.model.build import build_model
+from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.planning import choosing
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.step_cost import NO_COMPUTE
@@ -28,6 +31,7 @@ from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import NoPlanError, PluginError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import sharded_model
+from recd_plugins.training.rank_state import copy_weights, first_weights
 from recd_plugins.training.sharded_model import build_sharded_model
 
 
@@ -245,3 +249,94 @@ def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
     first, second = run_on_ranks(chosen, 2, path)
     assert first == second
     assert first[0].startswith("auto chose ")
+
+
+ROWS, DIM = 37, 8
+
+
+class Model(nn.Module):
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
+        sizes: Any = {"rows": ROWS, "dim": DIM, "device": device}
+        self.bags = bags("b0", "b1", **sizes)
+        self.rows = sequences("e0", "e1", **sizes)
+        self.top = nn.Linear(DIM, 1, device=device)
+
+    def forward(self, bags: KeyedJaggedTensor, rows: KeyedJaggedTensor) -> Tensor:
+        pooled = self.bags(bags)["b0"].mean(0) + self.rows(rows)["e0"].values().mean(0)
+        loss: Tensor = self.top(pooled).mean()
+        return loss
+
+
+def sharded(model: nn.Module, sharding: str) -> DistributedModelParallel:
+    ready = recd_plugins.wrap(model, batch_size=4)
+    dense = sharding == "data_parallel"
+    of_bags = sharding in ("table_column_wise", "table_row_wise")  # alone
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=["row_wise" if of_bags and name[2] == "e" else sharding],
+            compute_kernels=["dense" if dense else "fused"],
+            min_partition=4,
+        )
+        for name in ("t_b0", "t_b1", "t_e0", "t_e1")
+    }
+    sharders = ready.sharders(fused_params={"learning_rate": 0.1})
+    planner = ready.planner(constraints=constraints)
+    return DistributedModelParallel(
+        ready.model,
+        env=everyone(),
+        device=CPU,
+        plan=planner.collective_plan(ready.model, sharders, dist.group.WORLD),
+        sharders=sharders,
+    )
+
+
+def parts(dmp: DistributedModelParallel) -> dict[str, list[Tensor]]:
+    found: dict[str, list[Tensor]] = {}
+    for name, value in dmp.state_dict().items():
+        whole = not isinstance(value, ShardedTensor)
+        local: Any = [value] if whole else [shard.tensor for shard in value.local_shards()]
+        found[name] = [tensor.detach().clone() for tensor in local]
+    return found
+
+
+def differing(rank: int, world_size: int, shardings: list[str]) -> dict[str, list[str]]:
+    return {each: _differing(each, rank) for each in shardings}
+
+
+def _differing(sharding: str, rank: int) -> list[str]:
+    variants = []
+    for deferred in (False, True):
+        torch.manual_seed(5)
+        if deferred:
+            with deferred_tables():
+                model = Model()
+        else:
+            model = Model()
+        first = first_weights(model)
+        torch.manual_seed(rank)  # what TorchRec draws is another on every rank
+        dmp = sharded(model, sharding)
+        state = dmp.state_dict()
+        copy_weights(state, first)
+        dmp.load_state_dict(state)
+        variants.append((parts(dmp), torch.get_rng_state()))
+    (whole, after), (made, also_after) = variants
+    assert whole.keys() == made.keys()
+    assert torch.equal(after, also_after), "later draws are what they were"
+    return [
+        name
+        for name in whole
+        if len(whole[name]) != len(made[name]) or not all(map(torch.equal, whole[name], made[name]))
+    ]
+
+
+SHARDINGS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+OF_NODES = ["table_row_wise", "table_column_wise"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_sharding_starts_as_whole_tables_do(world_size: int) -> None:
+    shardings = SHARDINGS + (OF_NODES if world_size == 4 else [])
+    local = 2 if world_size == 4 else None
+    for found in run_on_ranks(differing, world_size, shardings, local_world_size=local):
+        assert found == {sharding: [] for sharding in shardings}

@@ -17,14 +17,10 @@ from recd_plugins.training.trainer import BatchSource, Job, train
 
 @dataclass(frozen=True)
 class Batch:
-    """What a source knows of a batch."""
-
     number: int
 
 
 class Loader:
-    """Three batches an epoch."""
-
     def __init__(self) -> None:
         self.position = 0
 

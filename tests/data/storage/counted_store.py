@@ -41,8 +41,6 @@ def num_bytes(requests: Sequence[Request]) -> int:
 
 @dataclass(frozen=True)
 class Store:
-    """A running store, at ``endpoint``."""
-
     endpoint: str
 
     def taken(self) -> list[Request]:
@@ -51,7 +49,6 @@ class Store:
             return [Request(**each) for each in json.load(answer)]
 
     def upload(self, folder: Path, bucket: str) -> None:
-        """Put the files of a folder into a new bucket."""
         import pyarrow.fs as pafs
 
         scheme, _, host = self.endpoint.partition("://")

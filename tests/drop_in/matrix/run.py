@@ -32,6 +32,7 @@ _TIMEOUT = timedelta(seconds=10 if DEVICE.type == "cpu" else 20)
 _AT_A_TIME = 6
 # An unsharded model sums in another order, and Adagrad divides by small numbers.
 _NEAR_TRUTH = 1e-5
+_LOST = re.compile("gloo|[Tt]imeout|Timed out|Connection (closed|reset)")
 
 
 @dataclass
@@ -175,17 +176,15 @@ def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained
         comm_ops.set_use_sync_collectives(False)  # a pipeline that fails leaves them on
     errors: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, (trained.error, trained.refused))
-    failed = sorted((_of_others(error), not refused, error) for error, refused in errors if error)
+    # Errors that only say that another rank failed come last.
+    failed = sorted(
+        (bool(_LOST.search(text)), not refused, text) for text, refused in errors if text
+    )
     if failed:  # one rank's failure is all ranks'
         _, unclear, trained.error = failed[0]
         trained.refused = not unclear
     dist.destroy_process_group(group)
     return trained, made[0]
-
-
-def _of_others(error: str) -> bool:
-    """Return whether an error only says that another rank failed."""
-    return re.search("gloo|[Tt]imeout|Timed out|Connection (closed|reset)", error) is not None
 
 
 def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made: list[Any]) -> None:
