@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.small_registry import write_registry
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_recd.whole_requests import WholeRequests
@@ -118,20 +119,6 @@ def test_a_position_goes_on_with_any_number_of_ranks(path: Path, world_size: int
         assert sorted(rest) == sorted(chain(*steps[2:]))
 
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {{path: {path}}}
-  {wrap}
-converter: {{use: recd.ikjt}}
-pooling: [{{use: recd.mean, features: [history]}}]
-model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [8], top_mlp: [8]}}
-training:
-  {{batch_size: 12, learning_rate: 0.1, optimizer: sgd, evaluate: false, epochs: 2}}
-"""
-
-
 def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result]:
     return [train(rank, world_size, job) for job in jobs]
 
@@ -139,11 +126,22 @@ def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result]:
 def test_losses_are_those_of_even_batches(tmp_path: Path) -> None:
     """Requests of four rows end with the batches, so that both runs have equal steps."""
     table = write_table(tmp_path / "table.parquet", [4] * 36)
-    jobs = []
-    for name, wrap in (("even", ""), ("whole", "wrap: [{use: recd.whole_requests}]")):
-        registry = tmp_path / f"{name}.yaml"
-        registry.write_text(REGISTRY.format(path=table, wrap=wrap), encoding="utf-8")
-        jobs.append(Job(registry))
+    dataset = {"use": "recd.session_parquet", "options": {"path": str(table)}}
+    training = {"batch_size": 12, "learning_rate": 0.1, "optimizer": "sgd", "epochs": 2}
+    jobs = [
+        Job(
+            write_registry(
+                tmp_path,
+                f"{number}.yaml",
+                dataset={**dataset, "wrap": wrap},
+                converter={"use": "recd.ikjt"},
+                pooling=[{"use": "recd.mean", "features": ["history"]}],
+                model={"num_embeddings": 50, "bottom_mlp": [8], "top_mlp": [8]},
+                training={**training, "evaluate": False, "device": "auto"},
+            )
+        )
+        for number, wrap in enumerate([[], [{"use": "recd.whole_requests"}]])
+    ]
     sizes = {len(rows) for step in read(wrapped(table), 3) for rows in step}
     assert len(sizes) > 1
     even, whole = run_on_ranks(train_each, 3, jobs)[0]

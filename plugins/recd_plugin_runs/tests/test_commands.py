@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click import Context
-from click.testing import CliRunner
-from tests import forked
+from tests import commands, forked
 
 from recd_plugins.cli import main
 
@@ -28,15 +27,18 @@ EXPORT = ["export", "r.yaml", "-o", "exported"]
 ROWS = ["embeddings", "r.yaml", "t_item", "-o", "rows.parquet"]
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def registry(test: str = TEST, checkpoint: str = KEPT, dataset: str = "") -> str:
     return REGISTRY.format(dataset=dataset or SESSIONS.format(test=test), checkpoint=checkpoint)
 
 
 def refusal(words: list[str], **parts: str) -> str:
     Path("r.yaml").write_text(registry(**parts), encoding="utf-8")
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 1, result.output
-    return result.stderr
+    return commands.refusal(*words)
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -46,13 +48,9 @@ def make_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS])
-def test_without_a_checkpoint_they_say_how_to_make_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "kept: there is no checkpoint in this folder. Train first: recd run r.yaml" in refusal(
-        words
-    )
+def test_without_a_checkpoint_they_say_how_to_make_one(words: list[str]) -> None:
+    said = refusal(words)
+    assert "kept: there is no checkpoint in this folder. Train first: recd run r.yaml" in said
     assert "training.checkpoint.path is not set" in refusal(words, checkpoint="")
     said = refusal([*words, "--checkpoint", "nothing"])
     assert "nothing: there is no checkpoint in this folder" in said
@@ -62,10 +60,7 @@ RANK = ["rank", "r.yaml"]
 
 
 @pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS, RANK])
-def test_values_of_the_file_are_set_in_one_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_values_of_the_file_are_set_in_one_way(words: list[str]) -> None:
     if words[0] not in main.list_commands(Context(main)):
         pytest.skip(f"no plugin has {words[0]}")
     said = refusal([*words, "training.checkpoint.path=elsewhere"])
@@ -73,10 +68,7 @@ def test_values_of_the_file_are_set_in_one_way(
     assert "Did you mean 'batch_size" in refusal([*words, "training.batch_siz=3"])
 
 
-def test_what_cannot_be_written_or_read_is_told_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_written_or_read_is_told_first(tmp_path: Path) -> None:
     assert "the suffix is not one of '.parquet', '.csv'" in refusal([*PREDICT[:-1], "scores.txt"])
     assert "rows.csv: the output is Parquet" in refusal([*ROWS[:-1], "rows.csv"])
     make_checkpoint(tmp_path)
@@ -101,9 +93,8 @@ def test_what_cannot_be_written_or_read_is_told_first(
         for words in (PREDICT[:-1], ROWS[:-1]):
             said = refusal([*words, f"{place}/a.parquet", "--force"])
             assert f"a.parquet: the output would replace or be inside the input '{place}'" in said
-        assert f"the output would replace or be inside the input '{place}'" in refusal(
-            [*EXPORT[:-1], place, "--force"]
-        )
+        said = refusal([*EXPORT[:-1], place, "--force"])
+        assert f"the output would replace or be inside the input '{place}'" in said
 
 
 def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:

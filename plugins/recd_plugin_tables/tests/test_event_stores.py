@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.commands import recd
 
 from recd_plugin_tables import spill
 from recd_plugin_tables.histories import build, windows
@@ -262,10 +263,7 @@ def test_a_run_learns_the_same_as_from_lists_in_the_table(tmp_path):
 
 
 def test_init_finds_a_log_beside_the_table(tmp_path, monkeypatch):
-    from click.testing import CliRunner
     from ruamel.yaml import YAML
-
-    from recd_plugins.cli import main
 
     monkeypatch.chdir(tmp_path)
     events, rows = log(), impressions()
@@ -274,11 +272,6 @@ def test_init_finds_a_log_beside_the_table(tmp_path, monkeypatch):
     write(
         tmp_path / "log.parquet", {renamed.get(name, name): each for name, each in events.items()}
     )
-
-    def recd(*arguments: str) -> str:
-        done = CliRunner().invoke(main, [*arguments])
-        assert done.exit_code == 0, done.output
-        return done.output
 
     init = ["init", "shown.parquet", "my.yaml", "--time", "ts"]
     to_score = {name: each for name, each in rows.items() if name != "click"}

@@ -76,25 +76,23 @@ def test_one_label_is_a_column_of_role_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "columns", "said"),
+    ("label", "said"),
     [
-        (["click", "like"], {}, "label 'like': the table has no column 'like'"),
-        (["click", "gone"], {}, "label 'gone' of column 'gone' is missing in every training row"),
-        (["click", "stars"], {}, "A label must be 0 or 1. Set positive_from"),
+        (["click", "like"], "label 'like': the table has no column 'like'"),
+        (["click", "gone"], "label 'gone' of column 'gone' is missing in every training row"),
+        (["click", "stars"], "A label must be 0 or 1. Set positive_from"),
         (
             ["click", {"name": "note", "type": "regression"}],
-            {},
             "row 1 (from 0), column 'note': the value is 'n/a'. The label must be a number",
         ),
-        (["click", "note"], {}, "a text label must be mapped to 0 and 1"),
+        (["click", "note"], "a text label must be mapped to 0 and 1"),
         (
             ["click", {"name": "score", "type": "regression", "loss": "log_mse"}],
-            {},
             "the value is -3.0. Label 'score' needs a finite number above -1",
         ),
     ],
 )
-def test_labels_of_bad_columns(tmp_path: Path, label: Any, columns: Any, said: str) -> None:
+def test_labels_of_bad_columns(tmp_path: Path, label: Any, said: str) -> None:
     more = {
         "gone": [None] * 5 + [1],
         "note": ["1", "n/a", None, "2", "3", "4"],
@@ -102,7 +100,7 @@ def test_labels_of_bad_columns(tmp_path: Path, label: Any, columns: Any, said: s
         "user": [1, 2, 3, 4, 5, 6],
     }
     place = write(tmp_path / "t.parquet", DATA | more | {"at": [1, 2, 3, 4, 5, 6]})
-    use = {**COLUMNS, "at": "time", **columns}
+    use = {**COLUMNS, "at": "time"}
     split = {"by": "time", "test": 0.2}
     with pytest.raises(DataError) as error:
         table(place, label=label, columns=use, others="unused", split=split).prepare()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 from tests import forked
+from tests.commands import invoke, recd
 from tests.forked import RECD
 
 from recd_plugin_tables.sources import _FORMATS
 from recd_plugin_tables.tests.helpers import clicks
-from recd_plugins.cli import main
 from recd_plugins.config.document import names_table
 
 
@@ -25,15 +25,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pq.write_table(clicks(), f"{year}/clicks.parquet")
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["run", *arguments])
+run = partial(invoke, "run")
 
 
 def test_a_file_that_is_there_is_kept_or_refused() -> None:
     made = Path(".recd/clicks.parquet.yaml")
     for _ in range(2):
-        done = run("2024/clicks.parquet", "--dry-run")
-        assert done.exit_code == 0, done.output
+        recd("run", "2024/clicks.parquet", "--dry-run")
     text = made.read_text()
     assert "2024/clicks.parquet" in text
     refused = run("2025/clicks.parquet", "--dry-run")
@@ -50,7 +48,7 @@ def test_a_file_that_is_there_is_kept_or_refused() -> None:
     assert "run recd init 2024/clicks.parquet my.yaml" in said
     assert made.read_text() == edited
     assert run(str(made), "--dry-run").exit_code == 0
-    unknown = CliRunner().invoke(main, ["predict", "2024/clicks.parquet", "2025", "-o", "s.csv"])
+    unknown = invoke("predict", "2024/clicks.parquet", "2025", "-o", "s.csv")
     assert "runs/clicks.parquet: no run in this folder has a checkpoint" in unknown.output
 
 
@@ -63,8 +61,7 @@ def test_every_format_is_told_from_a_registry() -> None:
 
 
 def test_the_output_fits_one_screen_unless_verbose() -> None:
-    init = ["init", "2024/clicks.parquet", "a.yaml"]
-    assert CliRunner().invoke(main, [*init, "--validation", "0.2"]).exit_code == 0
+    recd("init", "2024/clicks.parquet", "a.yaml", "--validation", "0.2")
     small = ["training.batch_size=1"]
     detail = ("training.device", "auto", "sharded by", "all_reduce", "waiting for data, share")
     for options in ([], ["-v"]):
@@ -72,12 +69,11 @@ def test_the_output_fits_one_screen_unless_verbose() -> None:
         assert done.returncode == 0, done.stderr
         text = done.stderr + done.stdout
         lines = [line for line in text.splitlines() if not line.startswith("training: step=")]
-        assert re.search(
-            r"^ +test +validation +train *$.*^ samples .*^training, ", text, re.M | re.S
-        )
+        heads = r"^ +test +validation +train *$.*^ samples .*^training, "
+        assert re.search(heads, text, re.M | re.S)
         assert lines[-1].startswith("saved to runs/")
         assert [word for word in detail if word in text] == ([*detail] if options else [])
         assert (len(lines) <= 30) == (not options)
         assert "for validation" in text or options
-    shown = CliRunner().invoke(main, ["runs", "a.yaml"]).output
+    shown = recd("runs", "a.yaml")
     assert "best normalized entropy of the validation split: runs/a/1" in shown

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.commands import invoke, recd
 
 from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import Wanted, guess
@@ -21,7 +21,6 @@ from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
 from recd_plugins.api import RunConfig, arrow, prepared_data
-from recd_plugins.cli import main
 from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
 from recd_plugins.runtime.errors import DataError, RegistryError
@@ -67,9 +66,7 @@ class Made:
     def __init__(self, folder: Path, table: dict[str, Any] | Path, *arguments: str) -> None:
         self.path = table if isinstance(table, Path) else write(folder / "t.parquet", table)
         self.file = folder / "my.yaml"
-        done = CliRunner().invoke(main, ["init", str(self.path), str(self.file), *arguments])
-        assert done.exit_code == 0, done.output
-        self.output = done.output
+        self.output = recd("init", self.path, self.file, *arguments)
         self.text = self.file.read_text(encoding="utf-8")
         self.document = YAML(typ="safe").load(self.text)
         self.options = self.document["dataset"]["options"]
@@ -447,10 +444,9 @@ def test_a_mistake_is_told_and_writes_nothing(
 ) -> None:
     path = write(tmp_path / "t.parquet", impressions())
     file = tmp_path / "my.yaml"
-    result = CliRunner().invoke(main, ["init", str(path), str(file), *arguments])
+    result = invoke("init", path, file, *arguments)
     assert result.exit_code != 0
     assert said in result.output
-    assert isinstance(result.exception, SystemExit)
     assert not file.exists()
 
 
@@ -467,7 +463,7 @@ def test_the_file_names_every_column_and_is_valid(tmp_path: Path) -> None:
     dense = {"price", "age", "user_height", "yes", "a_b__c", "embedding_*"}
     assert set(scaled[0]["features"]) == dense
 
-    again = CliRunner().invoke(main, ["init", str(made.path), str(made.file)])
+    again = invoke("init", made.path, made.file)
     assert again.exit_code == 1
     assert "already exists" in again.output
     assert made.file.read_text(encoding="utf-8") == made.text
@@ -476,9 +472,9 @@ def test_the_file_names_every_column_and_is_valid(tmp_path: Path) -> None:
 def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
     ages = np.where(np.arange(3600) % 12, CODES, np.nan)
     path = write(tmp_path / "t.parquet", {"code": ages, "size": CODES, "click": CODES % 2})
-    file, runner = tmp_path / "my.yaml", CliRunner()
+    file = tmp_path / "my.yaml"
     for options in ([], ["--as", "code=number", "--as", "size=key,id", "--force"]):
-        assert runner.invoke(main, ["init", str(path), str(file), *options]).exit_code == 0
+        recd("init", path, file, *options)
         made = YAML(typ="safe").load(file.read_text())
         found, columns = load_registry(file), made["dataset"]["options"]["columns"]
         sparse, number = ("size", "code") if options else ("code", "size")
@@ -487,7 +483,7 @@ def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
         small = f"model.tables.t_{sparse}={{num_embeddings: 2}}"
         wrong = "training.batch_sze=1"
         settings = ([], [small], [small, wrong])
-        told = [runner.invoke(main, ["validate", str(file), *each]) for each in settings]
+        told = [invoke("validate", file, *each) for each in settings]
         assert [each.exit_code for each in told] == [0, 1, 1]
         assert f"{wrong}: unknown key" in told[2].output
         assert "but the table has 2 rows" in told[2].output
@@ -501,14 +497,10 @@ def test_a_role_that_as_sets_changes_all_sections(tmp_path: Path) -> None:
 
 def test_a_column_changed_by_hand_is_told_at_once(tmp_path: Path) -> None:
     ages = np.where(np.arange(3600) % 12, CODES, np.nan)
-    path = write(tmp_path / "t.parquet", {"code": ages, "size": CODES, "click": CODES % 2})
-    file, runner = tmp_path / "my.yaml", CliRunner()
-    assert runner.invoke(main, ["init", str(path), str(file)]).exit_code == 0
-    text = file.read_text()
-    assert "      code: id" in text
-    file.write_text(text.replace("      code: id", "      code: number"))
-    cache = f"dataset.options.cache={tmp_path}/imports"
-    done = runner.invoke(main, ["run", str(file), cache])
+    made = Made(tmp_path, {"code": ages, "size": CODES, "click": CODES % 2})
+    assert "      code: id" in made.text
+    made.file.write_text(made.text.replace("      code: id", "      code: number"))
+    done = invoke("run", made.file, f"dataset.options.cache={tmp_path}/imports")
     assert done.exit_code == 1
     for told in (
         "column 'code': the value is nan. The number is missing.",

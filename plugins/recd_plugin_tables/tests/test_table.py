@@ -180,9 +180,7 @@ def test_numbers_that_are_none(path, capfd):
     assert by_row(scored)["price"] == [price or 0 for price in clicks()["price"].to_pylist()]
     endless = clicks().set_column(4, "price", pa.array([1.0] * 59 + [float("inf")]))
     pq.write_table(endless, path)
-    with pytest.raises(
-        DataError, match=r"row 59 \(from 0\), column 'price': the value is inf. Features"
-    ):
+    with pytest.raises(DataError, match=r"row 59 \(from 0\), column 'price': the value is inf"):
         table(path).prepare()
 
 
@@ -217,9 +215,7 @@ def test_labels_of_many_values(path):
     rated = clicks().append_column("rating", [[row % 5 + 1 for row in range(60)]])
     pq.write_table(rated.drop_columns("clicked"), path)
     uses = {name: use for name, use in COLUMNS.items() if name != "clicked"}
-    with pytest.raises(
-        DataError, match=r"row 1 .* 'rating': the value is 2. A label must be 0 or 1"
-    ):
+    with pytest.raises(DataError, match=r"row 1 .* 'rating': the value is 2. A label must"):
         table(path, columns={**uses, "rating": "label"}).prepare()
     data = table(path, columns={**uses, "rating": {"as": "label", "positive_from": 4}})
     assert by_row(data)["rating"] == [row % 5 + 1 >= 4 for row in range(60)]
@@ -273,9 +269,8 @@ def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
     assert found["history"] == [[1, 2, 3]] * 2 + [[]] * 3
     assert found["vector_1"] == [1.5] * 2 + [5.5] * 3
     (rows,) = data.scan()
-    for at, (row, number) in enumerate(
-        zip(rows.data["_row"], rows.data["_candidate"], strict=True)
-    ):
+    pairs = zip(rows.data["_row"], rows.data["_candidate"], strict=True)
+    for at, (row, number) in enumerate(pairs):
         place = f"{tmp_path / 'requests.parquet'}: row {row} (from 0), candidate {number}"
         assert rows.place_of(at) == place
 
@@ -301,31 +296,29 @@ def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
     data.prepare()
     assert data.texts("history") == {text_id(f"h{number}"): f"h{number}" for number in range(7)}
     assert data.texts("user") == {}
-    data = table(
-        path, columns={**COLUMNS, "history": {"as": "ids", "texts": True, "missing": "none"}}
-    )
+    use = {"as": "ids", "texts": True, "missing": "none"}
+    data = table(path, columns={**COLUMNS, "history": use})
     data.prepare()
     assert data.texts("history")[text_id("none")] == "none"
 
 
-BAD: dict[str, Any] = {
-    "no rows": (clicks().slice(0, 0), {}, "the table has no rows"),
-    "a time that is null": (
+BAD: list[Any] = [
+    (clicks().slice(0, 0), {}, "the table has no rows"),
+    (
         clicks().set_column(1, "when", pa.array([*range(59), None])),
         {},
         r"row 59 .* 'when': .* A column with role 'time' cannot .* to 'drop'\.$",
     ),
-    "two features of one name": (
+    (
         clicks().append_column("vector", [[[1.0]] * 60]),
         {"columns": {**COLUMNS, "vector": "numbers", "item": {"as": "id", "name": "vector_0"}}},
         "columns 'item' and 'vector' would both be imported as 'vector_0'",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_what_cannot_be_imported_is_told(what, tmp_path):
-    rows, options, message = BAD[what]
+@pytest.mark.parametrize(("rows", "options", "message"), BAD)
+def test_what_cannot_be_imported_is_told(rows, options, message, tmp_path):
     pq.write_table(rows, tmp_path / "t.parquet")
     with pytest.raises(DataError, match=message):
         table(tmp_path / "t.parquet", **options).prepare()
@@ -370,9 +363,7 @@ def test_an_import_is_used_again_until_table_or_options_change(path, capfd):
 
 
 def test_a_broken_import_leaves_nothing(path):
-    with pytest.raises(
-        DataError, match=r"clicks.parquet: row 0 \(from 0\), column 'price': the va"
-    ):
+    with pytest.raises(DataError, match=r"clicks.parquet: row 0 \(from 0\), column 'price'"):
         table(path, columns={**COLUMNS, "price": "number"}).prepare()
     assert not list((path.parent / "imports").iterdir())
 
