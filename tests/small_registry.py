@@ -77,6 +77,20 @@ def hashed(buckets: int) -> list[dict[str, Any]]:
     return [{"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": buckets}}]
 
 
+def sections_over(table: Path, rows: int) -> dict[str, Any]:
+    """Sections of a registry over ``table``, whose ids are hashed into ``rows`` rows."""
+    return {
+        "version": 1,
+        "dataset": {
+            "use": "recd.session_parquet",
+            "options": {"path": str(table), "sparse": ["item_0", "usr_0", "seq_0_*"]},
+        },
+        "converter": {"use": "recd.ikjt"},
+        "preprocessing": hashed(rows),
+        "model": {"embedding_dim": 8, "num_embeddings": rows, "top_mlp": [16]},
+    }
+
+
 def write_registry(folder: Path, name: str = "registry.yaml", **sections: Any) -> Path:
     """Write a small registry, one section a line.
 

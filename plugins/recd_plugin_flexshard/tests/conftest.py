@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from tests.small_registry import sections_over
 
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 
@@ -35,18 +36,9 @@ def make_registry(table: Path, tmp_path: Path) -> MakeRegistry:
     def make(use: str, options: dict[str, Any] | None = None, **sections: Any) -> Path:
         entry = {"use": use, "tables": ["t_seq_*"], "options": options or {}}
         document: dict[str, Any] = {
-            "version": 1,
-            "dataset": {
-                "use": "recd.session_parquet",
-                "options": {"path": str(table), "sparse": ["item_0", "usr_0", "seq_0_*"]},
-            },
-            "converter": {"use": "recd.ikjt"},
-            "preprocessing": [
-                {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": ROWS}}
-            ],
+            **sections_over(table, ROWS),
             "pooling": [{"use": "recd.mean", "features": ["seq_*"]}],
             "sharding": [entry],
-            "model": {"embedding_dim": 8, "num_embeddings": ROWS, "top_mlp": [16]},
         }
         document |= sections
         document["training"] = {

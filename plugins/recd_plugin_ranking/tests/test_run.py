@@ -31,25 +31,14 @@ from recd_plugins.training.result import Result
 from recd_plugins.training.trained import unchecked_model, whole_model, with_trained_columns
 from recd_plugins.training.trainer import Job, train
 
+SIZES = {"num_embeddings": ITEMS, "embedding_dim": 8}
 SASREC = {
     "use": "ranking.sasrec",
-    "options": {
-        "history": "history",
-        "item": "item",
-        "num_embeddings": ITEMS,
-        "embedding_dim": 8,
-        "max_length": 4,
-    },
+    "options": {"history": "history", "item": "item", "max_length": 4, **SIZES},
 }
 TWO_TOWER = {
     "use": "ranking.two_tower",
-    "options": {
-        "item": ["item", "colour"],
-        "item_dense": [0],
-        "embedding_dim": 8,
-        "num_embeddings": ITEMS,
-        "hidden": [8],
-    },
+    "options": {"item": ["item", "colour"], "item_dense": [0], "hidden": [8], **SIZES},
 }
 NEGATIVES = {
     "use": "ranking.negatives",
@@ -62,23 +51,14 @@ def write_registry(
 ) -> Path:
     """A registry with negatives; ``options`` are of the model, ``loss`` binary by default."""
     table = clicks(folder / "clicks.parquet", rows=240)
+    dataset = {"use": "recd.session_parquet", "options": {"path": str(table)}}
+    steps = {"batch_size": 24, "steps": 8, "epochs": 2, "evaluate": False}
     document = {
         "version": 1,
-        "dataset": {
-            "use": "recd.session_parquet",
-            "options": {"path": str(table)},
-            "wrap": [NEGATIVES],
-        },
+        "dataset": {**dataset, "wrap": [NEGATIVES]},
         "converter": {"use": converter},
         "model": {**model, "options": {**model["options"], "loss": "binary", **options}},
-        "training": {
-            "batch_size": 24,
-            "steps": 8,
-            "epochs": 2,
-            "optimizer": "sgd",
-            "learning_rate": 0.5,
-            "evaluate": False,
-        },
+        "training": {**steps, "optimizer": "sgd", "learning_rate": 0.5},
     }
     with (folder / "r.yaml").open("w", encoding="utf-8") as stream:
         YAML().dump(document, stream)

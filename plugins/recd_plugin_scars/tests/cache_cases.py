@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from tests.small_registry import sections_over
 
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.result import Result
@@ -22,18 +23,9 @@ def write_registry(
 ) -> Path:
     """A registry of a small model over ``table``, whose entry ``scars.cache`` has ``options``."""
     document: dict[str, Any] = {
-        "version": 1,
-        "dataset": {
-            "use": "recd.session_parquet",
-            "options": {"path": str(table), "sparse": ["item_0", "usr_0", "seq_0_*"]},
-        },
-        "converter": {"use": "recd.ikjt"},
-        "preprocessing": [
-            {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": ROWS}}
-        ],
+        **sections_over(table, ROWS),
         "pooling": [{"use": "recd.attention", "features": ["seq_*"]}],
         "cache": [{"use": "scars.cache", "tables": ["t_seq_*", "t_item_0"], "options": options}],
-        "model": {"embedding_dim": 8, "num_embeddings": ROWS, "top_mlp": [16]},
         **sections,
     }
     if options is None:

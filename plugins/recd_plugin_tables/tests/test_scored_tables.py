@@ -71,24 +71,6 @@ def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
     assert rows_of(scored)["day"] == [[1]]
 
 
-@pytest.mark.parametrize(
-    ("trained", "scored"),
-    [("old.csv", "new.csv.gz"), ("old.txt", "new.parquet")],  # the latter by its suffix
-)
-def test_the_format_of_the_trained_table_is_that_of_the_scored_one(trained, scored, tmp_path):
-    columns = pa.table({"item": [3, 4], "clicked": [0, 1]})
-    text = b"item\tclicked\n3\t0\n4\t1\n"
-    (tmp_path / trained).write_bytes(text)
-    new = tmp_path / scored
-    if new.suffix == ".parquet":
-        pq.write_table(columns, new)
-    else:
-        new.write_bytes(gzip.compress(text) if new.suffix == ".gz" else text)
-    uses = {"item": "id", "clicked": "label"}
-    data = table(tmp_path / trained, columns=uses, source={"format": "tsv"})
-    assert rows_of(data.to_score(str(new)))["item"] == [[3], [4]]
-
-
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
     new = clicks(20)
     pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
@@ -156,9 +138,11 @@ def test_a_table_to_score_is_opened_as_in_training(tmp_path, source, text):
         (tmp_path / name).write_text(text)
     data = table(tmp_path / "old.txt", columns={"item": "id", "clicked": "label"}, source=source)
     assert rows_of(data)["item"] == [[3], [4]]
-    for name in ("new.log", "new.csv")[: 1 if source["format"] == "jsonl" else 2]:
-        assert rows_of(data.to_score(str(tmp_path / name)))["item"] == [[3], [4]]
+    (tmp_path / "new.csv.gz").write_bytes(gzip.compress(text.encode()))
     pq.write_table(pa.table({"clicked": [0, 1], "item": [3, 4]}), tmp_path / "old.parquet")
+    names = ["new.log", "new.csv", "new.csv.gz", "old.parquet"]  # the last one by its suffix
+    for name in names[: 1 if source["format"] == "jsonl" else 4]:
+        assert rows_of(data.to_score(str(tmp_path / name)))["item"] == [[3], [4]]
     data = table(tmp_path / "old.parquet", columns={"item": "id", "clicked": "label"})
     with pytest.raises(DataError, match=r"Add dataset.options.source.format=FORMAT to the command"):
         data.to_score(str(tmp_path / "new.log")).prepare()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,17 +56,10 @@ def read(folder: Path) -> pa.Table:
 def test_the_same_rows_out_of_both_engines(tmp_path, java, session, monkeypatch):
     monkeypatch.setattr(spark, "_RANGE_BYTES", 8000)
     write(tmp_path / "src", session)
+    given: dict[str, Any] = {"timestamp": "a.time", "keep_share": 0.6, "seed": 5}
     for engine in ("embedded", "spark"):
-        report = cluster(
-            ClusterOptions(
-                tmp_path / "src",
-                tmp_path / engine,
-                timestamp="a.time",
-                engine=engine,  # type: ignore[arg-type]
-                keep_share=0.6,
-                seed=5,
-            )
-        )
+        given["engine"] = engine
+        report = cluster(ClusterOptions(tmp_path / "src", tmp_path / engine, **given))
         assert 500 < report.rows < 1400
     for hour in ("dt=1", "dt=2"):
         assert read(tmp_path / "spark" / hour).equals(read(tmp_path / "embedded" / hour))
