@@ -29,6 +29,7 @@ TRAINING: dict[str, Any] = {
 #: Of parts that need some, and of those that would do nothing without.
 OPTIONS: dict[str, dict[str, Any]] = {
     "recd.din": {"target": "item_0"},
+    "recd.target_attention": {"target": "item_0"},
     "scars.cache": {"share": 0.3},
     "torchrec.uvm": {"load_factor": 0.3},
 }
