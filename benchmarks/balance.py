@@ -32,13 +32,13 @@ converter: {{use: recd.ikjt}}
 pooling:
   - use: recd.target_attention
     features: [history]
-    options: {{target: item, layers: 2}}
+    options: {{target: item, layers: 3}}
 sharding: [{{use: torchrec.planner, tables: ["t_*"]}}]
-model: {{embedding_dim: 32, num_embeddings: {items}, bottom_mlp: [32], top_mlp: [64]}}
+model: {{embedding_dim: 64, num_embeddings: {items}, bottom_mlp: [32], top_mlp: [64]}}
 training:
   {{batch_size: {rows}, steps: {steps}, epochs: 2, evaluate: false, eps: 1.0e-3}}
 """
-_WRAP = "wrap: [{use: recd.whole_requests, options: {attention_cost: 0.1}}]"
+_WRAP = "wrap: [{use: recd.whole_requests, options: {row_cost: 1, attention_cost: 0.02}}]"
 
 
 def run(size: Size) -> Findings:
@@ -72,7 +72,7 @@ def run(size: Size) -> Findings:
         losses = [abs(a - b) for x, y in speed for a, b in zip(x.losses, y.losses, strict=True)]
         figures.append(lower(f"loss_max_abs_diff_{ranks}_ranks", max(losses), "loss", goal=1e-5))
     return Findings(
-        f"requests with Zipf histories of up to {_LONGEST} items, two layers of target attention, "
+        f"requests, Zipf histories of up to {_LONGEST} items, three layers of target attention, "
         f"batch {rows} per rank, {steps} steps, {pairs} pair(s) of runs",
         figures,
     )
@@ -83,7 +83,7 @@ def _write_table(path: Path, num_rows: int) -> None:
     candidates, of_user = 16, 4
     draw = np.random.default_rng(0)
     num = -(-num_rows // candidates)
-    of_users = np.minimum(draw.zipf(1.5, -(-num // of_user)), _LONGEST)
+    of_users = np.minimum(draw.zipf(1.2, -(-num // of_user)), _LONGEST)
     lengths = np.repeat(of_users, of_user)[:num]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     lists = pa.ListArray.from_arrays(

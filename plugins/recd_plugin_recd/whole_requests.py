@@ -246,11 +246,15 @@ class RequestReader(Reader):
             if rank == self._rank:
                 chosen.append(request)
         ends = np.append(starts[1:], len(rows))
-        indices = np.concatenate([np.arange(starts[n], ends[n]) for n in sorted(chosen)])
         if not self._with_session:
             names = [name for name in rows.data.schema.names if name != self._session]
             rows = Rows(rows.data.select(names), rows.origins)
-        return row_tables.RowTable([rows]).take(indices)
+        return row_tables.concat_rows(
+            [
+                row_tables.slice_rows(rows, int(starts[n]), int(ends[n] - starts[n]))
+                for n in sorted(chosen)
+            ]
+        )
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
