@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from recd_plugins.data import workers as reader_workers
     from recd_plugins.data.access import measure_access
     from recd_plugins.data.loader import read_task
-    from recd_plugins.data.lower import lower
     from recd_plugins.data.plain import PlainConverter
     from recd_plugins.data.row_filter import Condition
+    from recd_plugins.data.row_pipeline import lower
     from recd_plugins.interfaces import (
         MOST_UNKNOWN,
         Cache,

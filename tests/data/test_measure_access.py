@@ -11,8 +11,7 @@ from tests.fuzz import tables
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.access import measure_access, positive_counts
-from recd_plugins.data.lower import lower
-from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.data.row_pipeline import RowPipeline, lower
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Placement
 

@@ -29,7 +29,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins import load_registry
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces import Pooling
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import embedding_modules, tables_of

@@ -12,7 +12,7 @@ from tests.sharded import CPU, SGD, bags, exact_sharders, sequences, shard
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ParameterSharding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.compat.row_updates import clipped_tables
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.guards import guard

@@ -26,7 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import ModelSpec
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.model.build import build_model

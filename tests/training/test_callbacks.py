@@ -88,7 +88,7 @@ def test_what_is_called_with_what() -> None:
     notes = called(Notes)
     calls = callbacks(called(Idle), notes)
     calls.start(Progress(3, callbacks={"test.notes": [{"rank": 0}]}), 5, TABLES)
-    batches = calls.watched([batch(1, 2), batch(3)])
+    batches = map(calls.queued, [batch(1, 2), batch(3)])
     assert [len(each.sparse_features.values()) for each in batches] == [2, 1], "both read ahead"
     loss = torch.tensor(0.5, requires_grad=True)
     for step in (4, 5):

@@ -16,10 +16,9 @@ from recd_plugins.config import RunConfig
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.checks import check_ids
-from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import RegistryLookups, read_first_rows
 from recd_plugins.data.preprocess import Preprocess, fitted_steps
-from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter, lower
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import Dataset, Table
 from recd_plugins.interfaces.access import AccessProfile, TableCounter

@@ -204,7 +204,7 @@ class RegistryLookups(Lookups):
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
-        from recd_plugins.data.lower import stored_features
+        from recd_plugins.data.row_pipeline import stored_features
         from recd_plugins.interfaces.batch import Batch
         from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
 

@@ -24,12 +24,12 @@ from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.compat.mean_pooling import refuse_weighted_mean, with_inverse_indices_of
-from recd_plugins.data.lower import plain_kjt
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, refuse_at_signs
 from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows, with_fields
+from recd_plugins.sparse.jagged import plain_kjt
 
 logger = logging.getLogger(__name__)
 

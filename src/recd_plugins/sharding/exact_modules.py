@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed import comm_ops
+from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
@@ -20,6 +21,7 @@ from torchrec.distributed.types import (
     Awaitable,
     EmbeddingModuleShardingPlan,
     LazyAwaitable,
+    NoWait,
     ParameterSharding,
     ShardingEnv,
 )
@@ -73,11 +75,12 @@ from recd_plugins.sharding.coalesced.input_dist import (
 )
 from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags, CoalescedSequences
 from recd_plugins.sharding.gradient_dedup import dedup_gradients
-from recd_plugins.sharding.one_rank import keep_ids_of_one_rank
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, why_plain_codecs
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 Plan = dict[str, ParameterSharding]
+# Options of TorchRec's row-wise input dists that change ids or weights even for one rank.
+_CHANGES = ("_has_feature_processor", "_need_pos", "_has_multiple_blocks_per_shard")
 
 
 class _ExactCollection:
@@ -142,7 +145,7 @@ class _ExactCollection:
 
     def _create_input_dist(self: Any, *arguments: Any, **named: Any) -> None:
         super()._create_input_dist(*arguments, **named)  # type: ignore[misc]
-        keep_ids_of_one_rank(self._input_dists)
+        _keep_ids_of_one_rank(self._input_dists)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply ``fn`` to all parameters except tables of plugin kernels."""
@@ -150,6 +153,37 @@ class _ExactCollection:
         with tables_of_row_kernels_stay(self, tables):  # type: ignore[arg-type]
             moved: Self = super()._apply(fn, recurse)  # type: ignore[misc]
         return moved
+
+
+def _keep_ids_of_one_rank(input_dists: list[nn.Module]) -> None:
+    """Replace input dists for one rank, in the given list, by input dists without communication.
+
+    TorchRec (1.6 to 1.9) sends the sizes to itself, reads them back from the device and permutes
+    ids into the order that they already have.
+    """
+    for number, each in enumerate(input_dists):
+        exchange: Any = getattr(each, "_dist", None)  # data-parallel tables have none
+        changes = any(getattr(each, name, False) for name in _CHANGES)
+        if exchange is not None and exchange._pg.size() == 1 and not changes:
+            input_dists[number] = _LocalInputDist()
+
+
+class _LocalInputDist(nn.Module):
+    def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        return NoWait(_LocalIds(features))
+
+
+class _LocalIds(KJTAllToAllTensorsAwaitable):
+    """Ids that have arrived, with the fields that TorchRec copies to the sharding context."""
+
+    def __init__(self, features: KeyedJaggedTensor) -> None:
+        Awaitable.__init__(self)
+        self._workers, self._input, self._recat = 1, features, None
+        self._input_splits = self._output_splits = {"values": [features.values().numel()]}
+        self._stride_per_rank = None if features.variable_stride_per_key() else [features.stride()]
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        return self._input
 
 
 class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCollection):

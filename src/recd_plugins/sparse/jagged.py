@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.kernels import address_of
 
 
@@ -140,3 +141,48 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     if end > storage.data_ptr() + storage.nbytes():
         return torch.cat(list(parts))
     return filled[0].as_strided((sum(part.numel() for part in filled),), (1,))
+
+
+def plain_kjt(
+    names: Sequence[str], features: Sequence[JaggedTensor], stride: int
+) -> KeyedJaggedTensor | None:
+    """Return a KJT padded to ``stride`` rows per key, or None if ``names`` is empty."""
+    if not names:
+        return None
+    lengths = []
+    for feature in features:
+        missing = stride - feature.lengths().numel()
+        lengths.append(feature.lengths())
+        if missing:
+            lengths.append(feature.lengths().new_zeros(missing))
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.cat([feature.values() for feature in features]),
+        lengths=torch.cat(lengths),
+        weights=weights_of(names, features),
+        stride=stride,
+        length_per_key=[feature.values().numel() for feature in features],
+    )
+
+
+def weights_of(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor | None:
+    """Return the weights of all features, concatenated; None without weights.
+
+    Raises:
+        DataError: some features have weights, and others do not.
+    """
+    weights = {
+        name: weight
+        for name, feature in zip(names, features, strict=True)
+        if (weight := feature.weights_or_none()) is not None
+    }
+    if not weights:
+        return None
+    without = [name for name in names if name not in weights]
+    if without:
+        raise DataError(
+            f"features {', '.join(map(repr, weights))} have weights, but "
+            f"{', '.join(map(repr, without))} have none. Set weights for all of these features (1 "
+            "is neutral), or for none"
+        )
+    return torch.cat(list(weights.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,13 +121,11 @@ class Callbacks:
                 err=True,
             )
 
-    def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the batches; queue them for ``trained`` if a callback implements ``on_batch``."""
-        keeps = any(_overrides(each, "on_batch") for each in self.called)
-        for batch in batches:
-            if keeps:
-                self._in_flight.append(batch)
-            yield batch
+    def queued(self, batch: ModelInput) -> ModelInput:
+        """Return the batch; queue it for ``trained`` if a callback implements ``on_batch``."""
+        if any(_overrides(each, "on_batch") for each in self.called):
+            self._in_flight.append(batch)
+        return batch
 
     def trained(self, step: int, loss: Tensor, learning_rate: float | None = None) -> None:
         """Call ``on_batch`` with the oldest queued batch, then call ``on_step``."""

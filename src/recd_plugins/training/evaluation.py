@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,21 +59,24 @@ def validated_split(registry: RunConfig) -> Split:
     return "validation" if "validation" in splits_of(registry) else "test"
 
 
+def step_code(registry: RunConfig, pipeline: TrainPipeline, model: nn.Module) -> ExitStack:
+    """Return a context in which errors of a step name the plugins of model and pipeline."""
+    stack = ExitStack()
+    stack.enter_context(model_code(registry, model))
+    for entry in registry.entries("pipeline"):
+        stack.enter_context(plugin_call(entry.plugin, "progress", type(pipeline)))
+    return stack
+
+
 def steps(
     pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Run the pipeline and yield the loss (scalar), logits and labels (``[B]``) of each batch."""
-    entry = next(iter(registry.entries("pipeline")), None)
-    while True:
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(model_code(registry, model))
-                if entry is not None:
-                    stack.enter_context(plugin_call(entry.plugin, "progress", type(pipeline)))
+    with suppress(StopIteration):
+        while True:
+            with step_code(registry, pipeline, model):
                 output = pipeline.progress(batches)
-        except StopIteration:
-            return
-        yield output
+            yield output
 
 
 def evaluate(

@@ -38,7 +38,13 @@ from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
 from recd_plugins.training.dry_run import unused_line
-from recd_plugins.training.evaluation import Measured, Validation, evaluate, steps, validated_split
+from recd_plugins.training.evaluation import (
+    Measured,
+    Validation,
+    evaluate,
+    step_code,
+    validated_split,
+)
 from recd_plugins.training.identity import check_fitted_alike, identity_of, resume_fitted
 from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
 from recd_plugins.training.optimizer import LearningRates
@@ -246,7 +252,9 @@ class Trainer:
     def train(self) -> None:
         """Train until the last step, or raise ``RunInterrupted`` after a signal."""
         validation, measurement = self.validation, self.measurement
-        batches = self.callbacks.watched(measurement.stalls.metered(self.source))
+        batches: Iterator[ModelInput] = map(
+            self.callbacks.queued, measurement.stalls.metered(self.source)
+        )
         expected_steps = self.source.expected_steps
         self.callbacks.start(self.progress, expected_steps, self.parts.tables)
         self.dmp.train()
@@ -289,13 +297,15 @@ class Trainer:
         self._save()
 
     def _train_on(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
-        outputs = steps(self.pipeline, batches, self.registry, self.dmp.module)
         while True:
             done = self.progress.step
             self.rates.set(done)
             try:
-                with self.measurement.step(done):
-                    loss, logits, labels = next(outputs)
+                with (
+                    self.measurement.step(done),
+                    step_code(self.registry, self.pipeline, self.dmp.module),
+                ):
+                    loss, logits, labels = self.pipeline.progress(batches)
             except StopIteration:
                 return
             self.progress = self.source.trained()

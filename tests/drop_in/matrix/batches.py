@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.interfaces.batch import Batch as ReadBatch
 from recd_plugins.interfaces.batch import ModelInput, Placement

@@ -36,7 +36,7 @@ from recd_plugin_flexshard.runtime import (
 )
 from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.guards import check_every_parameter_is_trained

@@ -28,7 +28,7 @@ from torchrec.distributed.types import CacheParams, ShardingEnv, ShardingPlan
 from recd_plugin_scars.runtime.kernel import CachedKernels
 from recd_plugin_scars.runtime.policies import CachePolicy, TableCache
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.sharding.pipeline import build_train_pipeline

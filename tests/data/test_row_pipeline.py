@@ -1,4 +1,4 @@
-"""Lowering: a batch in logical form becomes what TorchRec's modules take."""
+"""Conversion of batches to the inputs of TorchRec's embedding modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.ipc import decode, encode
-from recd_plugins.data.lower import lower
+from recd_plugins.data.row_pipeline import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.launch import launch
