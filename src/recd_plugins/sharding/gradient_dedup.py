@@ -226,4 +226,4 @@ def _read(message: Tensor, rows: Tensor) -> None:
         rows.copy_(sent)
         return
     numbers = message.numpy()[_ALIGNED:first].view(_number_type(count))[:count]
-    kernels.gather(_words(sent), numbers, _words(rows), 0)
+    kernels.gather(_words(sent), numbers, _words(rows))

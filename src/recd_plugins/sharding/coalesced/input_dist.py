@@ -128,14 +128,17 @@ class Unique(NamedTuple):
     Attributes:
         ids: the distinct ids of each segment; in order of occurrence on CPU, sorted elsewhere.
         counts: number of distinct ids of each segment.
-        inverse: int64 ``[n]``, index of each id among the distinct ids, counted from ``first``.
-        first: index of each segment's first distinct id in ``inverse``: 0 on CPU.
+        inverse: int64 ``[n]``, index in ``ids`` of each id.
     """
 
     ids: Tensor
     counts: list[int]
     inverse: Tensor
-    first: list[int]
+
+    @property
+    def first(self) -> list[int]:
+        """Return the index in ``ids`` of each segment's first distinct id."""
+        return [0, *accumulate(self.counts)][:-1]
 
 
 def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
@@ -143,24 +146,22 @@ def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
     ``sizes`` are the lengths of the segments and add up to n. Ids may be out of a table's range.
     """
-    if ids.device.type == "cpu":
-        return _by_hash(ids, sizes)
-    return by_sorting(ids, sizes)
+    return _by_hash(ids, sizes) if ids.device.type == "cpu" else by_sorting(ids, sizes)
 
 
 def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
     unique, inverse = torch.empty_like(ids), torch.empty(len(ids), dtype=torch.int64)
     slots = np.empty(1 << (2 * max(1, *sizes) - 1).bit_length(), np.int32)
     given, distinct = ids.contiguous().numpy()[:, None], unique.numpy()[:, None]
-    counts, start, numbers = list[int](), 0, inverse.numpy()
+    counts, start, first = list[int](), 0, 0
     for size in sizes:
-        end, first = start + size, sum(counts)
+        end = start + size
         # Use only as many slots as this segment needs, so that clearing them stays cheap.
-        own = slots[: 1 << (2 * size - 1).bit_length()]
-        count = number_rows(given[start:end], own, numbers[start:end], distinct[first:])
-        counts.append(int(count))
-        start = end
-    return Unique(unique[: sum(counts)], counts, inverse, [0] * len(sizes))
+        own, numbers = slots[: 1 << (2 * size - 1).bit_length()], inverse.numpy()[start:end]
+        counts.append(int(number_rows(given[start:end], own, numbers, distinct[first:])))
+        numbers += first
+        start, first = end, first + counts[-1]
+    return Unique(unique[:first], counts, inverse)
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
@@ -170,7 +171,7 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
     are in no table, may count as equal.
     """
     if not len(ids):
-        return Unique(ids, [0] * len(sizes), ids.long(), [0] * len(sizes))
+        return Unique(ids, [0] * len(sizes), ids.long())
     starts, size = [0, *accumulate(sizes)], len(ids)
     rows, lengths = numbers_on(ids.device, [min(n, size - 1) for n in starts], [*sizes, 0])
     segments = torch.repeat_interleave(lengths, output_size=size)
@@ -185,7 +186,7 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
     ends = [n if start < size else found[-1] + 1 for n, start in zip(found, starts, strict=True)]
     # A mask as index would wait for the device a second time.
     unique = ids.new_empty(ends[-1]).scatter_(0, inverse, ids)
-    return Unique(unique, [end - start for start, end in pairwise(ends)], inverse, ends[:-1])
+    return Unique(unique, [end - start for start, end in pairwise(ends)], inverse)
 
 
 def numbers_on(
@@ -205,12 +206,11 @@ class Coalesced:
     Attributes:
         inverse: dict from coalesced feature to int64 indices, the embedding row of each id.
         lengths: dict from feature to the number of ids per row.
-        ids: dict from coalesced feature to its ids before deduplication.
-        weights: dict from coalesced feature to float32 weights; empty if the batch has none.
+        ids: dict from feature to its ids before deduplication.
+        weights: dict from feature to float32 weights; empty if the batch has none.
         inverse_indices: dict from feature to int64 ``[B]``; empty for a plain batch.
         num_rows: B, the number of output rows.
-        first: dict from coalesced feature to the index in ``inverse`` of its table's first row; 0
-            if missing.
+        first: dict from coalesced feature to the index in ``inverse`` of its table's first row.
     """
 
     inverse: dict[str, Tensor]
@@ -223,8 +223,7 @@ class Coalesced:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Record that ``stream`` uses these tensors, as ``Tensor.record_stream`` does."""
-        parts = self.inverse, self.lengths, self.ids, self.weights, self.inverse_indices
-        for tensors in parts:
+        for tensors in (self.inverse, self.lengths, self.ids, self.weights, self.inverse_indices):
             for tensor in tensors.values():
                 tensor.record_stream(stream)
 
@@ -247,8 +246,8 @@ def coalesce_sequences(
         lengths = torch.cat([first, first.new_zeros(len(counts), rows - 1)], dim=1)
     unique = KeyedJaggedTensor(
         keys=groups.keys,
-        values=_with_others(ids, features.values(), features, groups),
-        lengths=_with_lengths(lengths.flatten(), batch, groups),
+        values=_with_others(ids, batch.ids, groups),
+        lengths=_with_others(lengths.flatten(), batch.lengths, groups),
         stride=rows,
         length_per_key=num_ids,
     )
@@ -284,12 +283,12 @@ def coalesce_bags(
     # If one table is weighted, the bags of all tables are pooled here: unique rows need no weights.
     if groups.others and features.weights_or_none() is not None:
         given = features.weights()
-        weights = _with_others(given.new_ones(len(ids)), given, features, groups)
+        weights = _with_others(given.new_ones(len(ids)), _by_key(given, features), groups)
     unique = KeyedJaggedTensor(
         keys=groups.keys,
-        values=_with_others(ids, features.values(), features, groups),
+        values=_with_others(ids, batch.ids, groups),
         weights=weights,
-        lengths=_with_lengths(lengths, batch, groups),
+        lengths=_with_others(lengths, batch.lengths, groups),
         length_per_key=num_ids,
         stride_per_key_per_rank=[[stride] for stride in strides],
         inverse_indices=(
@@ -334,44 +333,31 @@ def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
     """Return data to expand embeddings, the distinct ids, and the number of ids of each feature."""
-    names = groups.coalesced
-    per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
-    sizes = [per_key[name] for name in names]
+    names, ids = groups.coalesced, _by_key(features.values(), features)
+    sizes = [len(ids[name]) for name in names]
+    same_order = names == features.keys()
     unique = unique_ids(
-        _joined(features.values(), features, names),
-        [sum(per_key[name] for name in group) for group in groups.groups],
+        features.values() if same_order else torch.cat([ids[name] for name in names]),
+        [sum(len(ids[name]) for name in group) for group in groups.groups],
     )
-    counts = dict.fromkeys(names, 0)
-    counts.update(
-        {group[0]: count for group, count in zip(groups.groups, unique.counts, strict=True)}
-    )
-    lengths = dict(
-        zip(
-            features.keys(),
-            torch.split(features.lengths(), features.stride_per_key()),
-            strict=True,
-        )
-    )
+    carriers = [group[0] for group in groups.groups]
+    counts = dict.fromkeys(names, 0) | dict(zip(carriers, unique.counts, strict=True))
+    first = dict(zip(carriers, unique.first, strict=True))
     weights = features.weights_or_none()
-    if weights is not None:
-        # FBGEMM's convention: integer weights are ignored, and other types become float32.
-        weights = weights.float() if weights.is_floating_point() else None
+    # FBGEMM's convention: integer weights are ignored, and other types become float32.
+    weighted = weights is not None and weights.is_floating_point()
     inverse_indices, num_rows = _inverse_indices(features, groups)
+    lengths = torch.split(features.lengths(), features.stride_per_key())
     batch = Coalesced(
         inverse=dict(zip(names, torch.split(unique.inverse, sizes), strict=True)),
-        lengths=lengths,
-        ids=_by_key(features.values(), features, names),
-        weights={} if weights is None else _by_key(weights, features, names),
+        lengths=dict(zip(features.keys(), lengths, strict=True)),
+        ids=ids,
+        weights=_by_key(features.weights().float(), features) if weighted else {},
         inverse_indices=inverse_indices,
         num_rows=num_rows,
-        first={
-            name: first
-            for group, first in zip(groups.groups, unique.first, strict=True)
-            for name in group
-        },
+        first={name: first[carrier] for name, carrier in groups.carriers.items()},
     )
-    num_ids = [*counts.values(), *(per_key[name] for name in groups.others)]
-    return batch, unique.ids, num_ids
+    return batch, unique.ids, [*counts.values(), *(len(ids[name]) for name in groups.others)]
 
 
 def _inverse_indices(
@@ -401,29 +387,12 @@ def _inverse_indices(
     return dict(zip(names, indices, strict=True)), indices.shape[1]
 
 
-def _by_key(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> dict[str, Tensor]:
+def _by_key(tensor: Tensor, features: KeyedJaggedTensor) -> dict[str, Tensor]:
     """Split ``tensor``, which has one item per id, into a dict from feature to its items."""
-    offsets = features.offset_per_key()
-    place = {name: index for index, name in enumerate(features.keys())}
-    return {name: tensor[offsets[place[name]] : offsets[place[name] + 1]] for name in names}
+    parts = torch.split(tensor, features.length_per_key())
+    return dict(zip(features.keys(), parts, strict=True))
 
 
-def _joined(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> Tensor:
-    if list(names) == features.keys():
-        return tensor
-    return torch.cat(list(_by_key(tensor, features, names).values()))
-
-
-def _with_others(
-    own: Tensor, tensor: Tensor, features: KeyedJaggedTensor, groups: FeatureGroups
-) -> Tensor:
-    """Append the items of ``tensor`` that belong to tables without coalescing to ``own``."""
-    if not groups.others:
-        return own
-    return torch.cat([own, _joined(tensor, features, groups.others)])
-
-
-def _with_lengths(own: Tensor, batch: Coalesced, groups: FeatureGroups) -> Tensor:
-    """Append the lengths of features of tables without coalescing to ``own``."""
-    others = [batch.lengths[name] for name in groups.others]
-    return torch.cat([own, *others]) if others else own
+def _with_others(own: Tensor, parts: Mapping[str, Tensor], groups: FeatureGroups) -> Tensor:
+    """Append the parts of features of tables without coalescing to ``own``."""
+    return torch.cat([own, *(parts[name] for name in groups.others)]) if groups.others else own

@@ -17,34 +17,33 @@ _HIGH = u64(32)
 
 
 @numba.njit(cache=True, nogil=True)
-def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
-    """Copy rows ``[R, D]`` by index: ``out[i, column:column + D] = rows[index[i]]``."""
+def gather(rows: Any, index: Any, out: Any) -> None:
+    """Copy rows ``[R, D]`` by index: ``out[i] = rows[index[i]]``."""
     for position in range(len(index)):
         row = index[position]
         for scalar in range(rows.shape[1]):
-            out[position, column + scalar] = rows[row, scalar]
+            out[position, scalar] = rows[row, scalar]
 
 
 @numba.njit(cache=True, nogil=True)
-def add_back(gradients: Any, column: Any, index: Any, out: Any) -> None:
-    """Compute ``out[index[i]] += gradients[i, column:column + D]`` for ``out`` ``[R, D]``."""
+def add_back(gradients: Any, index: Any, out: Any) -> None:
+    """Compute ``out[index[i]] += gradients[i]`` for ``out`` ``[R, D]``."""
     for position in range(len(index)):
         row = index[position]
         for scalar in range(out.shape[1]):
-            out[row, scalar] += gradients[position, column + scalar]
+            out[row, scalar] += gradients[position, scalar]
 
 
 @numba.njit(cache=True, nogil=True)
-def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any, column: Any) -> None:
-    """Add the pooled rows of each bag to columns of ``out``, which must be zero there.
+def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
+    """Add the pooled rows of each bag to ``out``.
 
     Args:
         rows: ``[R, D]``.
         index: int64 ``[n]``, the row of each id.
         offsets: int64 ``[num_bags + 1]``, start of each bag in ``index``.
         weights: ``[n]``, the weight of each id; empty means weights of 1.
-        out: output ``[num_bags, columns]``.
-        column: first of the D columns to write.
+        out: output ``[num_bags, D]``.
     """
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
@@ -52,14 +51,14 @@ def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any, column: An
             if len(weights):
                 weight = weights[position]
                 for scalar in range(rows.shape[1]):
-                    out[bag, column + scalar] += weight * rows[row, scalar]
+                    out[bag, scalar] += weight * rows[row, scalar]
             else:
                 for scalar in range(rows.shape[1]):
-                    out[bag, column + scalar] += rows[row, scalar]
+                    out[bag, scalar] += rows[row, scalar]
 
 
 @numba.njit(cache=True, nogil=True)
-def spread(gradients: Any, column: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
+def spread(gradients: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
     """Compute the backward pass of ``pool``, and add the row gradients to ``out``, ``[R, D]``."""
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
@@ -67,10 +66,10 @@ def spread(gradients: Any, column: Any, index: Any, offsets: Any, weights: Any, 
             if len(weights):
                 weight = weights[position]
                 for scalar in range(out.shape[1]):
-                    out[row, scalar] += weight * gradients[bag, column + scalar]
+                    out[row, scalar] += weight * gradients[bag, scalar]
             else:
                 for scalar in range(out.shape[1]):
-                    out[row, scalar] += gradients[bag, column + scalar]
+                    out[row, scalar] += gradients[bag, scalar]
 
 
 @numba.njit(cache=True, nogil=True)
