@@ -1,0 +1,77 @@
+"""Eviction policies of dynamic tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+RowArrays = Mapping[str, NDArray[Any]]
+
+
+class EvictionPolicy:
+    """Decides which rows a full bucket evicts. Subclass it to write a policy of your own.
+
+    Evicts the row with the lowest score first, and equal scores in the order of mixed ids.
+
+    Attributes:
+        name: name in error messages.
+        arrays: names and dtypes of additional values per row, which are part of checkpoints. They
+            are 0 when an id gets a row. The array ``last_step``, int32, always exists. It has the
+            last step in which the id occurred.
+        sweep_every: interval in steps of a search for rows with score ``-inf`` in all buckets. 0
+            searches only full buckets.
+    """
+
+    name: ClassVar[str]
+    arrays: ClassVar[Mapping[str, DTypeLike]] = {}
+    sweep_every: int = 0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
+
+    def update(
+        self, arrays: RowArrays, rows: NDArray[np.int64], counts: NDArray[np.int64], step: int
+    ) -> None:
+        """Update ``arrays`` for the ids of a batch.
+
+        Args:
+            arrays: arrays of all rows of this rank, each ``[num_rows]``.
+            rows: distinct rows of known and new ids, int64 ``[n]``. They index ``arrays``.
+            counts: occurrences of each id in the batch, int64 ``[n]``.
+            step: number of the training step.
+        """
+
+    def score(self, arrays: RowArrays, step: int) -> NDArray[np.floating[Any]]:
+        """Return scores of the rows of a bucket, ``[rows_per_bucket]``.
+
+        A score of ``inf`` prevents eviction. A score of ``-inf`` evicts the row even if the bucket
+        needs no room. Scores of free rows and of rows in use have no effect.
+
+        Args:
+            arrays: arrays of one bucket, each ``[rows_per_bucket]``.
+            step: number of the training step.
+        """
+        raise NotImplementedError
+
+
+class NoEviction(EvictionPolicy):
+    """Evicts nothing."""
+
+    name: ClassVar[str] = "none"
+
+    def score(self, arrays: RowArrays, step: int) -> NDArray[np.float64]:  # noqa: ARG002
+        return np.full(len(arrays["last_step"]), np.inf)
+
+
+class LeastRecentlyUsed(EvictionPolicy):
+    """Evicts the ids with the earliest last step."""
+
+    name: ClassVar[str] = "lru"
+
+    def score(self, arrays: RowArrays, step: int) -> NDArray[np.float64]:  # noqa: ARG002
+        return arrays["last_step"].astype(np.float64)
