@@ -133,6 +133,7 @@ if TYPE_CHECKING:
         SetupError,
     )
     from recd_plugins.sharding import batch_form as batch_forms
+    from recd_plugins.sharding.changed_rows import ChangedRows
     from recd_plugins.sharding.coalesced.input_dist import unique_ids
     from recd_plugins.sharding.exact_modules import (
         ExactShardedEmbeddingBagCollection,

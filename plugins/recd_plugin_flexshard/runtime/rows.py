@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -145,6 +146,7 @@ class CopiedRows:
 
     Attributes:
         index: the rows that currently have copies.
+        mark: called with a table and its copied rows after ``fold`` has changed these rows.
     """
 
     def __init__(
@@ -167,6 +169,7 @@ class CopiedRows:
             states = {t: _optimizer_state(optimizer, t, shard) for t, shard in shards.items()}
             self._stores.append((states, hot.state, flex.state))
         self._folded = -1
+        self.mark: Callable[[str, Tensor], None] | None = None
         self._is_out = False
         self._was_asked = False
 
@@ -205,6 +208,9 @@ class CopiedRows:
         for move in self._moves():
             move.fold(self._groups.flex)
         self._folded = self._num_updates
+        if (mark := self.mark) is not None:
+            for table, tiers in self.index.tiers.items():
+                mark(table, torch.from_numpy(np.concatenate([tiers.hot, tiers.flex])))
 
     def lend(self) -> None:
         """Write the copies into the tables before a state dict exposes the tables' tensors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +142,11 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
                 "ModelDeltaTracker cannot track changes of flexshard tables: "
                 f"{', '.join(map(repr, self._tiered))}. Add these tables to fqns_to_skip."
             )
+
+    def track_changed_rows(self, mark: Callable[[str, Tensor], None]) -> None:
+        """Call ``mark`` with a table's copied rows whenever copies are written into the table."""
+        if self._has_tiers:
+            self._copies.mark = mark
 
     def create_context(self) -> TieredContext:
         return TieredContext()

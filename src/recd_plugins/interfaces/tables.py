@@ -95,6 +95,9 @@ class PlanContext:
 class LookupKernels(ABC):
     """Creates lookup kernels that replace TorchRec's kernels for some tables.
 
+    If training changes rows without a lookup on the same rank, the kernel or its sharded module
+    defines a method ``track_changed_rows(mark)`` for ``ChangedRows``.
+
     Attributes:
         compute_kernel: name of the TorchRec compute kernel in sharding plans of these tables.
     """
