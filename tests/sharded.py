@@ -165,7 +165,6 @@ def exact_sharders(registry: Any, coalesced: Iterable[str] = ()) -> list[Any]:
         registry=registry,
         model=nn.Module(),
         plugin_strategies=(),
-        lookup_kernels=(),
         tables=(),
         coalesced=frozenset(coalesced),
         chosen=None,

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import Field, StrictInt
 
+from recd_plugin_scars.cache import CacheStrategy, all_caches
 from recd_plugin_scars.window_reader import WindowReader
 from recd_plugins.api import (
     DatasetWrapper,
@@ -23,7 +24,6 @@ from recd_plugins.api import (
 
 if TYPE_CHECKING:
     from recd_plugin_scars.hot_rows import HotRows, HotTable
-    from recd_plugin_scars.strategy import CacheStrategy
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -106,7 +106,6 @@ class HotBatches(DatasetWrapper):
 
     def _cached_tables(self) -> dict[str, HotTable]:
         from recd_plugin_scars.hot_rows import HotTable
-        from recd_plugin_scars.strategy import all_caches
 
         caches = all_caches(_cache_parts(self.lookups))
         if not caches:
@@ -137,8 +136,6 @@ class HotBatches(DatasetWrapper):
 
 
 def _cache_parts(lookups: Lookups) -> list[CacheStrategy]:
-    from recd_plugin_scars.strategy import CacheStrategy
-
     return [part for part in lookups.parts if isinstance(part, CacheStrategy)]
 
 

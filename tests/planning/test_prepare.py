@@ -29,6 +29,7 @@ from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.plan_context import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError
+from recd_plugins.sharding.build import lookup_kernels
 from recd_plugins.training.session import write_topology
 
 
@@ -196,7 +197,7 @@ def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path)
     cache = type("Fast", (Fast,), {"more": kernels("cache", "t_x")})
     entry = Entry(cache(cache.Options()), ("t_x",), "cache[0]", 7)
     registry = replace(with_part(tmp_path, kernels("sharding", "t_x")), cache=(entry,))
-    made: Any = prepare(registry, model("EmbeddingBagCollection")).lookup_kernels
+    made: Any = lookup_kernels(prepare(registry, model("EmbeddingBagCollection")))
     assert [each.made_by for each in made] == ["cache", "sharding"]
 
 

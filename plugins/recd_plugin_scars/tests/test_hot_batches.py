@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugin_scars.cache import CacheStrategy
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugin_scars.runtime.policies import TableCache
-from recd_plugin_scars.strategy import CacheStrategy
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.interfaces import (
     Dataset,

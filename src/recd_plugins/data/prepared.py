@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Never, Self
 import numpy as np
 
 from recd_plugins.config import Entry, RunConfig, at_entry
-from recd_plugins.config.entries import PluginStrategy, by_class, call_class
+from recd_plugins.config.entries import PluginStrategy
 from recd_plugins.interfaces import (
     Choice,
     Dataset,
     DatasetWrapper,
     FeatureLookups,
     FeatureSchema,
-    LookupKernels,
     Lookups,
     PlanContext,
     PluginOptions,
@@ -138,14 +137,6 @@ class PreparedModel:
             PluginStrategy(registry.path, entries[field], part)
             for field, part in self.parts.items()
         )
-
-    @property
-    def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Return the lookup kernels that replace TorchRec's kernels, caches first."""
-        caches = {entry.field for entry in self.registry.cache}
-        parts = sorted(self.plugin_strategies, key=lambda part: part.entry.field not in caches)
-        found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
-        return tuple(kernels for kernels in found if kernels is not None)
 
     @property
     def lookups(self) -> RegistryLookups:

@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.compat.row_updates import kind_of_update, unheeded_argument
 from recd_plugins.config import Entry, RunConfig, at_entry
-from recd_plugins.config.entries import PluginStrategy, call_class
+from recd_plugins.config.entries import PluginStrategy
 from recd_plugins.data.prepared import PreparedModel, placement_of
 from recd_plugins.data.preprocess import refuse_ids_apart
 from recd_plugins.interfaces import (
@@ -320,7 +320,8 @@ def _check_kernels(
     why: Mapping[str, str],
 ) -> None:
     """Raise an error if a table with custom kernels is replicated or needs TorchRec's kernels."""
-    kernels = call_class([PluginStrategy(path, entry, part)], "kernels")
+    with plugin_call(entry.plugin, "kernels", type(part)), at_entry(path, entry):
+        kernels = type(part).kernels([part])
     if kernels is None:
         return
     for table in kernels.tables:

@@ -13,8 +13,9 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.config import RunConfig, at_entry
+from recd_plugins.config.entries import by_class, call_class
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.interfaces import Plugin, SharderArguments
+from recd_plugins.interfaces import LookupKernels, Plugin, SharderArguments
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import SetupError
@@ -82,7 +83,7 @@ def build_sharders(
     are FBGEMM parameters that replace those of the ``training:`` section. See
     ``PreparedModel.sharders``.
     """
-    registry, kernels = prepared.registry, prepared.lookup_kernels
+    registry, kernels = prepared.registry, lookup_kernels(prepared)
     training = registry.training
     of_training = exact.fused_params(training) if defaults is None else defaults
     given = SharderDefaults(fused_params, qcomm_codecs_registry)
@@ -136,6 +137,14 @@ def build_sharders(
     if base:
         _warn_of_unsharded(prepared, found.keys())
     return list(found.values())
+
+
+def lookup_kernels(prepared: PreparedModel) -> tuple[LookupKernels, ...]:
+    """Return the lookup kernels that replace TorchRec's kernels, caches first."""
+    caches = {entry.field for entry in prepared.registry.cache}
+    parts = sorted(prepared.plugin_strategies, key=lambda part: part.entry.field not in caches)
+    found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
+    return tuple(kernels for kernels in found if kernels is not None)
 
 
 def _guarded(plugin: Plugin, sharder: ModuleSharder[nn.Module]) -> Callable[..., nn.Module]:

@@ -36,6 +36,7 @@ from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
 from recd_plugins.runtime.rank_agreement import all_gather_object, check_agreement
 from recd_plugins.runtime.text import shortened
+from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent, gradient_dedup_pays
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint_files import DamagedError
@@ -89,7 +90,7 @@ def build_sharded_model(
     prepared, context = _prepared(registry, schema, variant, device, topology)
     model = prepared.model
     tables = tuple(tables_of(model))  # sharding replaces its modules in place
-    own = stock_sharders(registry.training) if variant == "baseline" else prepared.sharders()
+    own = stock_sharders(registry.training) if variant == "baseline" else build_sharders(prepared)
     chosen = list(sharders) if sharders is not None else own
     profile = prepared.measured_profile() if context is None else context.data.profile()
 

@@ -15,10 +15,10 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugin_scars.cache import CacheStrategy
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
-from recd_plugin_scars.strategy import CacheStrategy
 from recd_plugin_torchrec.shardings import ColumnWise, RowWise
 from recd_plugins import RunConfig
 from recd_plugins.config import Entry
