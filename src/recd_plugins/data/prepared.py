@@ -195,7 +195,6 @@ class RegistryLookups(Lookups):
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
-        from recd_plugins.data.row_pipeline import stored_features
         from recd_plugins.interfaces.batch import Batch
         from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
 
@@ -216,12 +215,15 @@ class RegistryLookups(Lookups):
                 ),
             )
         )
+        tensors: list[tuple[Any, Any]] = [] if batch.kjt is None else [(batch.kjt, None)]
+        for ikjt in batch.ikjts:
+            tensors.append((ikjt.to_unique_kjt(), ikjt.inverse_lookup().long().numpy()))
         found = {}
-        for name, stored in stored_features(batch):
-            lengths = stored.jagged.lengths().numpy()
-            offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-            inverse = None if stored.inverse is None else stored.inverse.numpy()
-            found[name] = FeatureLookups(stored.jagged.values().numpy(), offsets, inverse)
+        for kjt, inverse in tensors:
+            for name, stored in kjt.to_dict().items():
+                lengths = stored.lengths().numpy()
+                offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+                found[name] = FeatureLookups(stored.values().numpy(), offsets, inverse)
         return found
 
     @cached_property

@@ -139,7 +139,7 @@ def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class StoredFeature:
+class _StoredFeature:
     """The ``num_rows`` stored rows of one feature, without duplicates if it is deduplicated.
 
     Attributes:
@@ -166,7 +166,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     Raises:
         DataError: some features of one KeyedJaggedTensor have weights, and others do not.
     """
-    features = dict(stored_features(batch))
+    features = dict(_stored_features(batch))
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
     sequences = features | dict(_stored(batch.partials, set(placement.sequence)))
     sequence = [sequences[name] for name in placement.sequence]
@@ -176,7 +176,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     )
     return ModelInput(
         dense_features=batch.dense_features,
-        sparse_features=variable_batch_kjt(placement.pooled, features, batch.batch_size),
+        sparse_features=_variable_batch_kjt(placement.pooled, features, batch.batch_size),
         labels=batch.labels,
         replicated_features=plain_kjt(
             placement.replicated,
@@ -200,7 +200,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     )
 
 
-def _request_rows(batch: Batch, features: Mapping[str, StoredFeature]) -> RequestRows | None:
+def _request_rows(batch: Batch, features: Mapping[str, _StoredFeature]) -> RequestRows | None:
     """Return the runs of batch rows that have equal user features; None without user features."""
     inverses = {
         id(inverse): inverse
@@ -216,7 +216,7 @@ def _request_rows(batch: Batch, features: Mapping[str, StoredFeature]) -> Reques
 
 
 def _longest(
-    names: Sequence[str], features: Sequence[StoredFeature], kjt: KeyedJaggedTensor | None
+    names: Sequence[str], features: Sequence[_StoredFeature], kjt: KeyedJaggedTensor | None
 ) -> dict[str, int]:
     """Return a dict from feature to its longest row's length; for a KJT on a GPU, an empty dict."""
     if kjt is None or not kjt.stride() or kjt.lengths().device.type != "cpu":
@@ -230,24 +230,24 @@ def _longest(
     }
 
 
-def stored_features(batch: Batch) -> Iterable[tuple[str, StoredFeature]]:
+def _stored_features(batch: Batch) -> Iterable[tuple[str, _StoredFeature]]:
     """Yield name and stored rows of each feature that is not partially deduplicated."""
     if batch.kjt is not None:
         for key, jagged in batch.kjt.to_dict().items():
-            yield key, StoredFeature(jagged, batch.batch_size, None)
+            yield key, _StoredFeature(jagged, batch.batch_size, None)
     for ikjt in batch.ikjts:
         yield from _split_ikjt(ikjt)
 
 
-def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, StoredFeature]]:
+def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, _StoredFeature]]:
     inverse = ikjt.inverse_lookup().long()
     for key, jagged in ikjt.to_unique_kjt().to_dict().items():
-        yield key, StoredFeature(jagged, ikjt.num_unique(), inverse)
+        yield key, _StoredFeature(jagged, ikjt.num_unique(), inverse)
 
 
 def _exact(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
-) -> dict[str, StoredFeature]:
+) -> dict[str, _StoredFeature]:
     """Convert partially deduplicated features to exactly deduplicated features."""
     return {
         key: feature
@@ -259,7 +259,7 @@ def _exact(
 
 def _stored(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
-) -> Iterable[tuple[str, StoredFeature]]:
+) -> Iterable[tuple[str, _StoredFeature]]:
     """Yield name and stored ids, as a single row, of each partially deduplicated feature."""
     for partial in partials:
         for key, values, offsets, lengths in partial.split():
@@ -269,11 +269,11 @@ def _stored(
             kept = lengths.index_select(0, first_rows)
             segments = Segments(offsets.index_select(0, first_rows), kept, int(kept.sum()))
             stored = JaggedTensor(values, lengths=lengths.new_tensor([values.numel()]))
-            yield key, StoredFeature(stored, first_rows.numel(), inverse, segments)
+            yield key, _StoredFeature(stored, first_rows.numel(), inverse, segments)
 
 
-def variable_batch_kjt(
-    names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
+def _variable_batch_kjt(
+    names: Sequence[str], features: Mapping[str, _StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
     """Return a KJT with a row count per feature (VBE; plain if all are B); None without names."""
     chosen = [features[name] for name in names]
