@@ -37,6 +37,9 @@ class RunStart:
         step_samples: number of rows per step, summed over all ranks.
         registry: text of the registry file.
         settings: ``KEY=VALUE`` and ``--sharding NAME`` arguments of ``recd run``.
+        model: the ``DistributedModelParallel``, whose attribute ``plan`` is the sharding plan.
+            Callbacks must not change it.
+        optimizer: optimizer of all parameters.
     """
 
     rank: int
@@ -48,6 +51,8 @@ class RunStart:
     step_samples: int = 0
     registry: str = ""
     settings: tuple[str, ...] = ()
+    model: nn.Module | None = None
+    optimizer: Optimizer | None = None
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ class _ExactCollection:
     gradients.
     """
 
+    #: Whether a train pipeline may call ``look_up`` for the next step before this step is saved.
+    looks_up_ahead = True
+
     def __init__(
         self: Any,
         module: Any,

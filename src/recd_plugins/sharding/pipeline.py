@@ -432,6 +432,7 @@ def _looks_up_ahead(module: Any) -> bool:
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
+        and module.looks_up_ahead
         and tracker_of(module) is None
         and all(
             sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.interfaces import Split, Table
@@ -91,7 +92,14 @@ class Callbacks:
     text: str = ""
     _in_flight: deque[ModelInput] = field(default_factory=deque, init=False)
 
-    def start(self, progress: Progress, expected_steps: int, tables: Sequence[Table]) -> None:
+    def start(
+        self,
+        progress: Progress,
+        expected_steps: int,
+        tables: Sequence[Table],
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> None:
         """Call ``on_start``, and restore the callbacks' states from ``progress``."""
         gone = set(progress.callbacks)
         for each in self.called:
@@ -105,6 +113,8 @@ class Callbacks:
                 step_samples=self.step_samples,
                 registry=self.text,
                 settings=tuple(self.settings),
+                model=model,
+                optimizer=optimizer,
             )
             self._call(each, "on_start", start)
             # One that is alone now may have been one of several.

@@ -251,12 +251,14 @@ class Trainer:
 
     def train(self) -> None:
         """Train until the last step, or raise ``RunInterrupted`` after a signal."""
-        validation, measurement = self.validation, self.measurement
+validation, measurement, parts = self.validation, self.measurement, self.parts
         batches: Iterator[ModelInput] = map(
             self.callbacks.queued, measurement.stalls.metered(self.source)
         )
         expected_steps = self.source.expected_steps
-        self.callbacks.start(self.progress, expected_steps, self.parts.tables)
+        self.callbacks.start(
+            self.progress, expected_steps, parts.tables, parts.dmp, parts.optimizer
+        )
         self.dmp.train()
         self._restore_generators_at_first_forward()
         measurement.begin()
