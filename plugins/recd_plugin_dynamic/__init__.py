@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.api import Plugin, hookimpl
+from recd_plugins.api import Sharding, hookimpl
 
-REQUIRES_API = 2
+REQUIRES_API = 6
 
 
 @hookimpl
-def register_plugins() -> Sequence[type[Plugin]]:
-    return []
+def register_shardings() -> Sequence[type[Sharding]]:
+    from recd_plugin_dynamic.sharding import DynamicSharding
+
+    return [DynamicSharding]

@@ -214,7 +214,7 @@ class PlainBags(nn.Module):
         self.outputs = list(_outputs(bags.embedding_bag_configs()))
         self.lengths = [config.embedding_dim for config in bags.embedding_bag_configs()]
         self.tables = nn.ModuleList(
-            _table(bags.embedding_bags[config.name].weight, int8)
+            _table(bags, config.name, bags.embedding_bags[config.name].weight, int8)
             for config in bags.embedding_bag_configs()
         )
 
@@ -241,7 +241,7 @@ class PlainSequences(nn.Module):
         super().__init__()
         self.outputs = list(_outputs(sequences.embedding_configs()))
         self.tables = nn.ModuleList(
-            _table(sequences.embeddings[config.name].weight, int8)
+            _table(sequences, config.name, sequences.embeddings[config.name].weight, int8)
             for config in sequences.embedding_configs()
         )
 
@@ -266,11 +266,14 @@ def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
     return model
 
 
-def _table(weight: Tensor, int8: bool) -> nn.Module:
-    if int8:
-        return Int8Rows(weight)
-    rows: nn.Module = nn.Embedding.from_pretrained(weight.detach())  # type: ignore[no-untyped-call]
-    return rows
+def _table(collection: Any, name: str, weight: Tensor, int8: bool) -> nn.Module:
+    """Return a module from ids of a table, int64 ``[n]``, to embeddings ``[n, dim]``."""
+    rows: nn.Module = (
+        Int8Rows(weight) if int8 else nn.Embedding.from_pretrained(weight.detach())  # type: ignore[no-untyped-call]
+    )
+    if not hasattr(collection, "rows_of"):
+        return rows
+    return nn.Sequential(collection.rows_of(name), rows)
 
 
 def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:

@@ -53,6 +53,11 @@ class Sharding(Plugin, ABC):
     #: have a separate EmbeddingBagCollection, because data-parallel kernels do not support VBE.
     replicates: ClassVar[bool] = False
 
+    #: Whether modules of ``rewrite`` map input ids to rows. These modules must also work unsharded,
+    #: in evaluation mode, with the weights and buffers of a checkpoint. Their method
+    #: ``rows_of(table)`` returns an exportable module that maps ids, int64 ``[n]``, to rows.
+    maps_ids: ClassVar[bool] = False
+
     @classmethod
     def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
         """Return sets of options that the automatic search may evaluate; ``{}`` is the defaults.

@@ -31,7 +31,7 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.planning.plan_context import id_limits
+from recd_plugins.planning.plan_context import id_limits, plan_context
 from recd_plugins.runtime.errors import Problem, RegistryError, SetupError
 from recd_plugins.sharding.batch_form import accepts_deduplicated, set_accepts_deduplicated
 from recd_plugins.sharding.coalesced.input_dist import feature_groups
@@ -303,6 +303,18 @@ def _rewritten(
         if name in by_name:
             set_accepts_deduplicated(by_name[name])
     return rewritten
+
+
+def rewritten(registry: RunConfig, model: nn.Module) -> nn.Module:
+    """Return ``model`` as the sharding entries rewrite it, to use it without sharding."""
+    modules = list(embedding_modules(model))
+    context = plan_context(registry, modules)
+    tables = [table for module in modules if module.ours for table in module.tables]
+    claims = registry.claim("sharding", [table.name for table in tables])
+    for entry in registry.sharding:
+        claimed = [table for table in tables if claims.get(table.name) is entry]
+        model = _rewritten(registry.path, model, entry, claimed, context)
+    return model
 
 
 def _part(

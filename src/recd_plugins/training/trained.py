@@ -25,12 +25,11 @@ from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.choosing import prepare
-from recd_plugins.planning.plan_context import id_limits
-from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.prepared import Prepared, rewritten
 from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.activity import doing
-from recd_plugins.runtime.errors import DataError, SetupError
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import (
     backend_for,
@@ -193,6 +192,8 @@ def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
     """Return an unsharded trained model that does not validate its input, for tracing."""
     whole = _as_fitted(registry, checkpoint)
     model = build_model(whole, whole.dataset.schema())
+    if whole.sharding:
+        model = rewritten(whole, model)
     put_poolings(whole, model)
     _fill(model, registry, checkpoint)
     return model
@@ -213,20 +214,13 @@ def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
     fitted_steps(registry, registry.dataset.schema())
     # Nothing is sharded here, so the topology does not matter.
     whole = registry.with_training({"topology": MACHINE})
-    return replace(whole, sharding=(), cache=())
+    mapping = tuple(each for each in whole.sharding if each.plugin.maps_ids)
+    return replace(whole, sharding=mapping, cache=())
 
 
 def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
     """Load a checkpoint's weights; return True if the dataset is its training data."""
-    tables = tables_of(model)
-    same_data = check_scores(checkpoint, registry, tables)
-    rows = {table.name: table.num_embeddings for table in tables}
-    for name, limit in id_limits(registry, tables).items():
-        if limit != rows[name]:
-            raise SetupError(
-                f"{registry.path}: the sharding plugin of table {name!r} remaps ids, so the model "
-                "cannot run unsharded. Use recd predict or recd evaluate."
-            )
+    same_data = check_scores(checkpoint, registry, tables_of(model))
     load_weights(checkpoint, model)
     return same_data
 

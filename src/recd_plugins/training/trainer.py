@@ -251,7 +251,7 @@ class Trainer:
 
     def train(self) -> None:
         """Train until the last step, or raise ``RunInterrupted`` after a signal."""
-validation, measurement, parts = self.validation, self.measurement, self.parts
+        validation, measurement, parts = self.validation, self.measurement, self.parts
         batches: Iterator[ModelInput] = map(
             self.callbacks.queued, measurement.stalls.metered(self.source)
         )

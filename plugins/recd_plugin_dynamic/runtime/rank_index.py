@@ -1,0 +1,103 @@
+"""The part of a dynamic table's index that belongs to one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recd_plugin_dynamic.index.mix import mix, unmix
+from recd_plugin_dynamic.table import DynamicTable
+from recd_plugins.api import unique_ids
+
+_WIDTH_OF_FRACTION = 24  # bits of a float32 in [0, 1)
+
+
+class Shard(NamedTuple):
+    """Local rows of a table: weights ``[num_rows, dim]``, and optimizer states of as many rows.
+
+    ``first_row`` is the row of the whole table that row 0 of the shard is. ``bounds`` are the
+    lowest and highest initial weight.
+    """
+
+    weights: Tensor
+    states: Sequence[Tensor]
+    first_row: int
+    bounds: tuple[float, float]
+
+    def reset(self, rows: Tensor, step: int) -> None:
+        """Set rows to initial weights, which depend on row and step, and their states to zero."""
+        dim = self.weights.shape[1]
+        places = (rows + self.first_row)[:, None] * dim + torch.arange(dim)
+        drawn = mix(mix(places) ^ step) >> (63 - _WIDTH_OF_FRACTION)
+        low, high = self.bounds
+        values = drawn.to(torch.float32) * (2.0**-_WIDTH_OF_FRACTION * (high - low)) + low
+        where = rows.to(self.weights.device)
+        self.weights.index_copy_(0, where, values.to(self.weights))
+        for state in self.states:
+            state.index_fill_(0, where, 0)
+
+
+class RankIndex:
+    """The buckets of a dynamic table that a rank owns.
+
+    Args:
+        table: layout of the whole table.
+        rank: this rank.
+        world_size: number of ranks; divides the number of buckets.
+        shard: function that returns the rank's rows of the table.
+    """
+
+    def __init__(
+        self, table: DynamicTable, rank: int, world_size: int, shard: Callable[[], Shard]
+    ) -> None:
+        buckets = table.num_buckets // world_size
+        self._first_bucket = rank * buckets
+        self._index = table.index(self._first_bucket, self._first_bucket + buckets)
+        self._per_bucket = table.rows_per_bucket
+        self._first_id = self._first_bucket * table.ids_per_bucket
+        self._shard = shard
+        self._state = {name: torch.from_numpy(a) for name, a in self._index.state().items()}
+        # One number per bucket, because state dicts split arrays by buckets.
+        self._steps = self._state["steps"] = torch.zeros(buckets, dtype=torch.int64)
+        self.loaded = False
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the arrays of the index, in the order of buckets. They share its memory."""
+        return self._state
+
+    def rows(self, ids: Tensor, *, training: bool) -> Tensor:
+        """Return the row of this rank's shard for each id, int64 ``[n]``.
+
+        In training, new ids get rows, and rows of evicted ids are reset. The row of ids without a
+        row is 0, the default row, which is set to zero.
+
+        Args:
+            ids: mixed ids minus the first mixed id of this rank, int64 ``[n]``, with duplicates.
+        """
+        if self.loaded:
+            self._index.load_state(self._index.state())
+            self.loaded = False
+        unique = unique_ids(ids.cpu(), [len(ids)])
+        distinct = unmix(unique.ids + self._first_id).numpy()
+        shard = self._shard()
+        if training:
+            self._steps += 1
+            step = int(self._steps[0])
+            assigned = self._index.find_or_insert(distinct, None, step)
+            found = assigned.rows
+            if len(assigned.evicted_rows):
+                shard.reset(self._local(torch.from_numpy(assigned.evicted_rows)), step)
+        else:
+            found = self._index.find(distinct)
+        rows = self._local(torch.from_numpy(found))
+        if bool((rows == 0).any()):
+            shard.weights[0].zero_()
+        return rows[unique.inverse].to(ids.device)
+
+    def _local(self, rows: Tensor) -> Tensor:
+        """Convert rows of the index to rows of the shard, each bucket with its default row."""
+        local = rows - self._first_bucket * self._per_bucket
+        return torch.where(rows < 0, 0, local + local // self._per_bucket + 1)

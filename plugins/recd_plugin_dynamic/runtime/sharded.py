@@ -1,0 +1,281 @@
+"""Sharded collections that insert raw ids into tables, on the rank of the id's bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_dynamic.index.mix import mix
+from recd_plugin_dynamic.runtime.collection import DynamicBags, DynamicEmbeddings
+from recd_plugin_dynamic.runtime.rank_index import RankIndex, Shard
+from recd_plugins.api import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    ExactShardedEmbeddingBagCollection,
+    ExactShardedEmbeddingCollection,
+    SetupError,
+)
+
+
+class _ShardedDynamic:
+    """Mixin for exact sharded modules with dynamic tables, which are sharded row-wise.
+
+    The ids of dynamic tables are mixed (see ``index.mix``) and sent to the rank of their bucket.
+    Before the lookup, that rank replaces them by rows of its shard, and resets evicted rows. This
+    happens in the order of the training steps, so checkpoints have the index of their step.
+    """
+
+    # The index of a later batch must not be in a checkpoint.
+    looks_up_ahead = False
+
+    def __init__(
+        self: Any,
+        module: DynamicBags | DynamicEmbeddings,
+        plan: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        self._dynamic = module.dynamic
+        for name, table in module.dynamic.items():
+            planned = plan[name].sharding_type, plan[name].compute_kernel
+            if planned != (ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value):
+                raise SetupError(
+                    f"table {name!r}: the plan uses {planned[0]!r} with the compute kernel "
+                    f"{planned[1]!r}, which dynamic.table does not support. Use "
+                    "ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused'])."
+                )
+            if table.num_buckets % env.world_size:
+                raise SetupError(
+                    f"table {name!r} has {table.num_buckets} buckets, which cannot be divided "
+                    f"among {env.world_size} ranks. Set option 'buckets' of dynamic.table to a "
+                    "multiple of the number of ranks."
+                )
+        super().__init__(module, plan, env, *more, **named)  # type: ignore[call-arg]
+        assert env.process_group is not None
+        self._rank_indices = {
+            name: RankIndex(table, env.rank, env.world_size, partial(self._shard, name))
+            for name, table in self._dynamic.items()
+        }
+        pooled = isinstance(module, DynamicBags)
+        configs: Any = module.embedding_bag_configs() if pooled else module.embedding_configs()
+        self._bounds = {
+            each.name: (each.get_weight_init_min(), each.get_weight_init_max()) for each in configs
+        }
+        self._index_states = {
+            f"indices.{name}.{key}": _sharded(tensor, env.rank, env.process_group)
+            for name, index in self._rank_indices.items()
+            for key, tensor in index.state().items()
+        }
+        self._shards: dict[str, Shard] = {}
+        self._register_state_dict_hook(_add_index_states)
+        self._register_load_state_dict_pre_hook(_take_index_states, with_module=True)
+
+    def load_state_dict(self: Any, state_dict: Mapping[str, Any], *more: Any, **named: Any) -> Any:
+        """Load weights and indices. TorchRec also calls this method while it creates the module."""
+        if "_index_states" not in vars(self):
+            state_dict = {
+                name: each for name, each in state_dict.items() if not name.startswith("indices.")
+            }
+        return super().load_state_dict(state_dict, *more, **named)  # type: ignore[misc]
+
+    def _create_input_dist(self: Any, *arguments: Any, **named: Any) -> None:
+        super()._create_input_dist(*arguments, **named)  # type: ignore[misc]
+        for input_dist, tables in zip(self._input_dists, self._tables_sent, strict=True):
+            block_sizes = getattr(input_dist, "_feature_block_sizes_tensor", None)
+            for key, name in enumerate(tables):
+                if block_sizes is not None and (table := self._dynamic.get(name)) is not None:
+                    width = table.ids_per_bucket * table.num_buckets // self._env.world_size
+                    block_sizes[key] = width
+
+    @property
+    def _shardings(self: Any) -> list[Any]:
+        """TorchRec's shardings, in the order of input dists and lookups."""
+        by_type = getattr(self, "_sharding_type_to_sharding", None)
+        return self._embedding_shardings if by_type is None else list(by_type.values())
+
+    @cached_property
+    def _tables_sent(self: Any) -> list[list[str]]:
+        """The table of each key of the KeyedJaggedTensors that input dists send and receive."""
+        return [
+            [
+                table.name
+                for group in getattr(sharding, "_grouped_embedding_configs", ())
+                for table in group.embedding_tables
+                for _ in table.feature_names
+            ]
+            for sharding in self._shardings
+        ]
+
+    @cached_property
+    def _dynamic_features(self: Any) -> set[str]:
+        return {
+            feature
+            for sharding, tables in zip(self._shardings, self._tables_sent, strict=True)
+            for feature, table in zip(sharding.feature_names(), tables, strict=False)
+            if table in self._dynamic
+        }
+
+    def _shard(self: Any, table: str) -> Shard:
+        """Return the weights and optimizer states of this rank's rows of a dynamic table."""
+        if table not in self._shards:
+            for kernel in nn.ModuleList(self._lookups).modules():
+                tables = getattr(getattr(kernel, "config", None), "embedding_tables", ())
+                for number, each in enumerate(tables):
+                    if each.name == table:
+                        fbgemm: Any = kernel.emb_module
+                        states = fbgemm.split_optimizer_states()
+                        self._shards[table] = Shard(
+                            fbgemm.split_embedding_weights()[number],
+                            states[number] if states else (),
+                            each.local_metadata.shard_offsets[0],
+                            self._bounds[table],
+                        )
+        return self._shards[table]
+
+    def distribute(self: Any, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
+        """Send ids, those of dynamic tables as mixed ids."""
+        with torch.no_grad():
+            dynamic = self._dynamic_features
+            mixed = [
+                mix(ids.long()) if feature in dynamic else ids.long()
+                for feature, ids in zip(features.keys(), _split(features), strict=True)
+            ]
+            features = _with_values(features, torch.cat(mixed))
+        return super().distribute(ctx, features)  # type: ignore[misc]
+
+    def look_up(self: Any, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
+        """Insert or find the received ids, and look up their rows."""
+        with torch.no_grad():
+            received = [
+                self._rows_of(kjt, tables) if set(tables) & self._dynamic.keys() else kjt
+                for kjt, tables in zip(input, self._tables_sent, strict=True)
+            ]
+        return super().look_up(ctx, KJTList(received))  # type: ignore[misc]
+
+    def _rows_of(self: Any, received: KeyedJaggedTensor, tables: list[str]) -> KeyedJaggedTensor:
+        """Replace received ids of dynamic tables by rows of this rank's shards."""
+        values = list(_split(received))
+        for name, index in self._rank_indices.items():
+            keys = [key for key, table in enumerate(tables) if table == name]
+            if keys:
+                ids = torch.cat([values[key] for key in keys])
+                rows = index.rows(ids, training=self.training)
+                sizes = [len(values[key]) for key in keys]
+                for key, part in zip(keys, torch.split(rows, sizes), strict=True):
+                    values[key] = part
+        return _with_values(received, torch.cat(values))
+
+
+def _split(features: KeyedJaggedTensor) -> Sequence[Tensor]:
+    """Return the values of each key."""
+    return torch.split(features.values(), features.length_per_key())
+
+
+def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
+    """Return a copy of ``features`` with other ids."""
+    variable = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=values,
+        weights=features.weights_or_none(),
+        lengths=features.lengths_or_none(),
+        offsets=features.offsets_or_none(),
+        stride=None if variable else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+        length_per_key=features.length_per_key(),
+        inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
+def _sharded(local: Tensor, rank: int, group: dist.ProcessGroup) -> ShardedTensor:
+    """Return equal parts of all ranks as one tensor, split by its first dimension."""
+    size = [local.shape[0] * group.size(), *local.shape[1:]]
+    shards = [
+        ShardMetadata(
+            [each * local.shape[0], *[0] * (local.dim() - 1)], [*local.shape], f"rank:{each}/cpu"
+        )
+        for each in range(group.size())
+    ]
+    properties = TensorProperties(dtype=local.dtype)
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        [LocalShard(local, shards[rank])],
+        ShardedTensorMetadata(shards, torch.Size(size), properties),
+        process_group=group,
+    )
+
+
+def _add_index_states(
+    module: Any, state: dict[str, Any], prefix: str, _metadata: Mapping[str, Any]
+) -> None:
+    state |= {prefix + name: tensor for name, tensor in module._index_states.items()}
+
+
+def _take_index_states(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Copy the arrays of the index from a state dict that is being loaded."""
+    for name, own in module._index_states.items():
+        given = state.pop(prefix + name)
+        for into, values in zip(own.local_shards(), given.local_shards(), strict=True):
+            into.tensor.copy_(values.tensor)
+    for index in module._rank_indices.values():
+        index.loaded = True
+
+
+class ShardedDynamicBags(_ShardedDynamic, ExactShardedEmbeddingBagCollection):
+    """Sharded EmbeddingBagCollection with dynamic tables."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        # TorchRec warns of ids above num_embeddings in the first batch.
+        configs = [copy(config) for config in vars(self)["_embedding_bag_configs"]]
+        for config in configs:
+            if config.name in self._dynamic:
+                config.num_embeddings = (1 << 63) - 1
+        self._embedding_bag_configs = configs
+
+
+class ShardedDynamicEmbeddings(_ShardedDynamic, ExactShardedEmbeddingCollection):
+    """Sharded EmbeddingCollection with dynamic tables."""
+
+
+class DynamicBagsSharder(ExactEmbeddingBagCollectionSharder):
+    """Sharder of DynamicBags."""
+
+    @property
+    def module_type(self) -> type[DynamicBags]:
+        return DynamicBags
+
+    @property
+    def sharded_module_type(self) -> type[ShardedDynamicBags]:
+        return ShardedDynamicBags
+
+
+class DynamicEmbeddingsSharder(ExactEmbeddingCollectionSharder):
+    """Sharder of DynamicEmbeddings."""
+
+    @property
+    def module_type(self) -> type[DynamicEmbeddings]:
+        return DynamicEmbeddings
+
+    @property
+    def sharded_module_type(self) -> type[ShardedDynamicEmbeddings]:
+        return ShardedDynamicEmbeddings

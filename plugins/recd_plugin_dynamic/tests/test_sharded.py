@@ -1,0 +1,180 @@
+"""Sharded modules with dynamic tables, compared to fixed tables and to a model of eviction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from tests import sharded
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_dynamic.index.mix import bucket_of, mix
+from recd_plugin_dynamic.index.policies import LeastRecentlyUsed, NoEviction
+from recd_plugin_dynamic.runtime.collection import with_dynamic_tables
+from recd_plugin_dynamic.runtime.rank_index import Shard
+from recd_plugin_dynamic.runtime.sharded import DynamicBagsSharder, DynamicEmbeddingsSharder
+from recd_plugin_dynamic.table import DynamicTable
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.runtime.rank_agreement import all_gather_object
+from recd_plugins.sharding.sharders import fused_params
+from recd_plugins.testing.gloo import run_on_ranks
+
+BUCKETS, CAPACITY, DIM = 4, 24, 4
+ROWS = BUCKETS * (CAPACITY + 1)
+STEPS, BATCH = 200, 8
+KEYS = ["a", "b"]
+SGD = TrainingSpec(optimizer="sgd", learning_rate=0.1)
+ADAGRAD = TrainingSpec(optimizer="rowwise_adagrad", learning_rate=0.1, eps=0.01)
+
+
+def batches(rank: int, size: int, new: int) -> list[KeyedJaggedTensor]:
+    """Return a rank's part of batches of raw ids. ``new`` ids replace others over the steps."""
+    draw = np.random.default_rng(0)
+    ids = draw.integers(0, 2**63 - 1, 40 + new)
+    own = []
+    for step in range(STEPS):
+        window = ids[step * new // STEPS : step * new // STEPS + 40]
+        lists = [[draw.choice(window, draw.integers(0, 4)) for _ in range(BATCH)] for _ in KEYS]
+        rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+        parts = [each for of_key in lists for each in of_key[rows]]
+        lengths = torch.tensor([len(each) for each in parts])
+        own.append(
+            KeyedJaggedTensor(KEYS, torch.from_numpy(np.concatenate(parts)), lengths=lengths)
+        )
+    return own
+
+
+def tables(kind: str) -> nn.Module:
+    torch.manual_seed(1)
+    return (sharded.bags if kind == "bags" else sharded.sequences)(*KEYS, rows=ROWS, dim=DIM)
+
+
+def dynamic(kind: str, policy: Any, training: TrainingSpec) -> Any:
+    layout = DynamicTable(BUCKETS, CAPACITY, policy)
+    model = with_dynamic_tables(nn.Sequential(tables(kind)), {"t_a": layout, "t_b": layout})
+    params = fused_params(training)
+    own = [DynamicBagsSharder(params), DynamicEmbeddingsSharder(params)]
+    return sharded.shard(model, own, "row_wise")
+
+
+def values_of(output: Any) -> Tensor:
+    output = output.wait() if hasattr(output, "wait") else output
+    if isinstance(output, dict):
+        return torch.cat([output[key].values() for key in KEYS])
+    return output.values()
+
+
+def step(model: nn.Module, batch: KeyedJaggedTensor) -> Tensor:
+    found = values_of(model(batch))
+    (found.sin().sum() * dist.get_world_size()).backward()  # TorchRec divides by this number
+    return found.detach()
+
+
+def rows_of_ids(model: Any) -> list[dict[int, int]]:
+    """Return a dict from id to row for each table, from the index of all ranks."""
+    state, found = model.state_dict(), []
+    for key in KEYS:
+        (shard,) = state[f"0.indices.t_{key}.ids"].local_shards()
+        whole = torch.cat(all_gather_object("reading ids", shard.tensor))
+        bucket, place = torch.nonzero(whole >= 0, as_tuple=True)
+        rows = bucket * (CAPACITY + 1) + place + 1
+        found.append(dict(zip(whole[bucket, place].tolist(), rows.tolist(), strict=True)))
+    return found
+
+
+class Reference:
+    """A dynamic table without sharding: per bucket, the least recently used id is replaced."""
+
+    def __init__(self, table: Tensor, rate: float) -> None:
+        self.table, self.rate = table.detach().clone().requires_grad_(), rate
+        self.rows = [dict[int, int]() for _ in range(BUCKETS)]
+        self.last = [dict[int, int]() for _ in range(BUCKETS)]
+
+    def rows_of(self, ids: NDArray[np.int64], step: int) -> list[int]:
+        distinct = np.unique(ids)
+        distinct = distinct[np.argsort(mix(distinct))]
+        for bucket, (rows, last) in enumerate(zip(self.rows, self.last, strict=True)):
+            own = [int(n) for n in distinct if bucket_of(mix(np.array([n])), BUCKETS)[0] == bucket]
+            last.update(dict.fromkeys(own, step))
+            new = [each for each in own if each not in rows]
+            first = bucket * (CAPACITY + 1) + 1
+            while len(rows) + len(new) > CAPACITY:
+                oldest = min(rows, key=lambda each: (last[each], mix(each)))
+                row = rows.pop(oldest)
+                values = torch.zeros(1, DIM)
+                shard = Shard(values, (), row, (-(ROWS**-0.5), ROWS**-0.5))
+                shard.reset(torch.zeros(1, dtype=torch.int64), step)
+                self.table.data[row] = values[0]
+            free = sorted(set(range(first, first + CAPACITY)) - set(rows.values()))
+            rows.update(zip(new, free, strict=False))
+        whole = {each: row for rows in self.rows for each, row in rows.items()}
+        return [whole[int(each)] for each in ids]
+
+    def step(self, values: Tensor, lengths: Tensor, step: int) -> Tensor:
+        rows = torch.tensor(self.rows_of(values.numpy(), step), dtype=torch.int64)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        found = nn.functional.embedding_bag(rows, self.table, offsets[:-1], mode="sum")
+        found.sin().sum().backward()
+        assert self.table.grad is not None
+        with torch.no_grad():
+            self.table -= self.rate * self.table.grad
+        self.table.grad = None
+        return found.detach()
+
+
+def with_a_vocabulary(rank: int, size: int, kind: str) -> None:
+    own = batches(rank, size, 10)
+    model = dynamic(kind, NoEviction(), ADAGRAD)
+    outputs = [step(model, batch) for batch in own]
+    rows = rows_of_ids(model)
+    fixed = sharded.shard(nn.Sequential(tables(kind)), sharded.exact_sharders(ADAGRAD), "row_wise")
+    for batch, expected in zip(own, outputs, strict=True):
+        parts = [batch[key].values().tolist() for key in KEYS]
+        ids = [table[each] for table, part in zip(rows, parts, strict=True) for each in part]
+        mapped = KeyedJaggedTensor(
+            KEYS, torch.tensor(ids, dtype=torch.int64), lengths=batch.lengths()
+        )
+        assert torch.equal(step(fixed, mapped), expected)
+    model.eval()
+    unknown = KeyedJaggedTensor(
+        KEYS, torch.tensor([5, 6]), lengths=torch.ones(2, dtype=torch.int64)
+    )
+    assert not values_of(model(unknown)).any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_without_eviction_it_trains_as_a_table_with_a_vocabulary(size: int, kind: str) -> None:
+    run_on_ranks(with_a_vocabulary, size, kind)
+
+
+def with_eviction(rank: int, size: int) -> None:
+    model = dynamic("bags", LeastRecentlyUsed(), SGD)
+    first: Any = tables("bags")
+    weights = [each.weight for each in first.embedding_bags.values()]
+    references = [Reference(each, SGD.learning_rate) for each in weights]
+    for number, (own, whole) in enumerate(
+        zip(batches(rank, size, 200), batches(0, 1, 200), strict=True), 1
+    ):
+        found = step(model, own)
+        expected = [
+            each.step(whole[key].values(), whole[key].lengths(), number)
+            for key, each in zip(KEYS, references, strict=True)
+        ]
+        rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+        assert torch.allclose(found, torch.cat(expected, 1)[rows], atol=1e-5)
+    assert rows_of_ids(model) == [
+        {each: row for rows in reference.rows for each, row in rows.items()}
+        for reference in references
+    ]
+    assert sum(map(len, references[0].last)) > BUCKETS * CAPACITY
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_with_eviction_it_trains_as_a_table_in_one_process(size: int) -> None:
+    run_on_ranks(with_eviction, size)
