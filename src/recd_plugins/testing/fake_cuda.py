@@ -52,7 +52,6 @@ _KERNELS = {
     "unique_consecutive": 6,
     "nonzero": 4,
     "bincount": 4,
-    "_efficient_attention_backward": 3,
     "segment_reduce": 2,
     "_segment_reduce_backward": 3,
     "get_unique_indices": 7,
@@ -79,11 +78,12 @@ _FUNCTIONS = {
     "keyed_jagged_index_select_dim1": (4, 4),
     "jagged_index_select": (5, 3),
     "scaled_dot_product_attention": (1, 3),
+    "aten::_efficient_attention_forward": (1, 3),
     "": (1, 1),
 }
 #: Functions that the CPU runs with other arguments, or that always read a size from the device.
 _ALWAYS = (
-    "scaled_dot_product_attention",
+    *("scaled_dot_product_attention", "aten::_efficient_attention_forward"),
     *(f"fbgemm::{name}" for name in list(_FUNCTIONS)[:4] if name != "batch_index_select_dim0"),
 )
 _CODE = ("/recd_plugin", "/torchrec/", "/fbgemm_gpu/", "/torch/optim/", "/torch/nn/parallel/")
@@ -365,8 +365,6 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if on_cuda or _is_fake(kwargs.get("device")):
             return _computed(func, args, kwargs)
         _count("dispatched", func._schema.name)
-        if func._schema.name == "aten::is_pinned":
-            return _is_pinned(args[0])
         pinned = kwargs.pop("pin_memory", False)
         result = func(*args, **kwargs)
         return _remember_pinned(result) if pinned else result
@@ -506,9 +504,10 @@ class _Nested(torch.autograd.Function):
                 for each, needs in zip(given, ctx.needs_input_grad[3:], strict=True)
             ]
             result, trained = run(stored)
-            outputs = tree_leaves(result)
+            outputs = _tensors(result)
             made = tuple(_OnCuda(each.detach()) for each in outputs)
         ctx.kept, ctx.named = (outputs, trained, stored), (name, kernels)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(m for m in made if not m.is_floating_point()))
         return made[0] if isinstance(result, Tensor) else made
 
@@ -518,8 +517,8 @@ class _Nested(torch.autograd.Function):
         _count("dispatched", f"{name} backward")
         _count("launch", f"{name} backward", kernels)
         outputs, trained, stored = ctx.kept
-        learning = [n for n, each in enumerate(outputs) if each.requires_grad]
-        kept, given = [outputs[n] for n in learning], [_stored(gradients[n]) for n in learning]
+        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None]
+        kept, given = [output for output, _ in pairs], [_stored(gradient) for _, gradient in pairs]
         with _disable_current_modes():
             found = map(_put, torch.autograd.grad(kept, trained, given, allow_unused=True))
             by_input = dict(zip(map(id, trained), found, strict=True))

@@ -42,19 +42,14 @@ def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
         rows: ``[R, D]``.
         index: int64 ``[n]``, the row of each id.
         offsets: int64 ``[num_bags + 1]``, start of each bag in ``index``.
-        weights: ``[n]``, the weight of each id; empty means weights of 1.
+        weights: ``[n]``, the weight of each id.
         out: output ``[num_bags, D]``.
     """
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
-            row = index[position]
-            if len(weights):
-                weight = weights[position]
-                for scalar in range(rows.shape[1]):
-                    out[bag, scalar] += weight * rows[row, scalar]
-            else:
-                for scalar in range(rows.shape[1]):
-                    out[bag, scalar] += rows[row, scalar]
+            row, weight = index[position], weights[position]
+            for scalar in range(rows.shape[1]):
+                out[bag, scalar] += weight * rows[row, scalar]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -62,14 +57,9 @@ def spread(gradients: Any, index: Any, offsets: Any, weights: Any, out: Any) -> 
     """Compute the backward pass of ``pool``, and add the row gradients to ``out``, ``[R, D]``."""
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
-            row = index[position]
-            if len(weights):
-                weight = weights[position]
-                for scalar in range(out.shape[1]):
-                    out[row, scalar] += weight * gradients[bag, scalar]
-            else:
-                for scalar in range(out.shape[1]):
-                    out[row, scalar] += gradients[bag, scalar]
+            row, weight = index[position], weights[position]
+            for scalar in range(out.shape[1]):
+                out[row, scalar] += weight * gradients[bag, scalar]
 
 
 @numba.njit(cache=True, nogil=True)

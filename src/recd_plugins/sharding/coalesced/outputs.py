@@ -134,7 +134,7 @@ def _pool(
             shares = lengths.clamp(min=1).float().reciprocal()
             weights = shares.repeat_interleave(lengths, output_size=len(index))
         if weights is None:
-            weights = torch.empty(0)
+            weights = torch.ones(len(index))
         pooled: Tensor = _Pool.apply(rows, index, offsets, weights)  # type: ignore[no-untyped-call]
         return pooled
     if not len(rows):  # embedding_bag refuses this case
