@@ -267,4 +267,3 @@ class _AllToAll:
             tensor.received = received.view(tensor.received.dtype)
         self._tensors = []
         del self._sent, self._arrived, self._index
-

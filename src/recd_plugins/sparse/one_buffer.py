@@ -11,39 +11,34 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.sparse.index_select import Segments
-from recd_plugins.sparse.request_rows import RequestRows
+from recd_plugins.sparse.movable import Movable
 
 # Tensors are aligned to cache lines, as torch's own memory is.
 _ALIGNMENT = 64
-# Names of the tensors that `to` and `pin_memory` of these types copy.
-_TENSORS: dict[type, tuple[str, ...]] = {
-    KeyedJaggedTensor: ("_values", "_weights", "_lengths", "_offsets", "_inverse_indices"),
-    Segments: ("offsets", "lengths"),
-    RequestRows: ("inverse", "first_rows"),
-}
+_OF_KJT = ("_values", "_weights", "_lengths", "_offsets", "_inverse_indices")
 
 
 def has_known_tensors(value: object) -> bool:
     """Return whether ``map_tensors`` supports the type of ``value``."""
-    return isinstance(value, Tensor) or type(value) in _TENSORS
+    return isinstance(value, Tensor | Movable) or type(value) is KeyedJaggedTensor
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy with ``function`` applied to the tensors that ``value.to`` would move.
 
     Args:
-        value: Tensor, KeyedJaggedTensor, Segments or RequestRows.
+        value: Tensor, KeyedJaggedTensor or Movable.
         function: called once per tensor and occurrence.
     """
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple):  # names and tensor of inverse indices
         return tuple(map_tensors(each, function) for each in value)
-    clone = value
-    if names := _TENSORS.get(type(value)):
-        clone = copy.copy(value)
-        vars(clone).update({n: map_tensors(getattr(value, n), function) for n in names})
+    if not has_known_tensors(value):
+        return value
+    names = value.TENSORS if isinstance(value, Movable) else _OF_KJT
+    clone = copy.copy(value)
+    vars(clone).update({n: map_tensors(getattr(value, n), function) for n in names})
     return clone
 
 
@@ -69,21 +64,15 @@ def move(
         Views of one tensor on ``device``. None if the tensors are not adjacent in one buffer.
     """
     storage = tensors[0].untyped_storage()
-    base = storage.data_ptr()
-    if not all(
-        each.device.type == "cpu"
-        and each.is_contiguous()
-        and each.untyped_storage().data_ptr() == base
-        for each in tensors
-    ):
-        return None
     starts = [each.storage_offset() * each.element_size() for each in tensors]
     ends = [start + each.nbytes for start, each in zip(starts, tensors, strict=True)]
     first = min(starts)
     num_bytes = -(-(max(ends) - first) // 8) * 8  # whole elements of each dtype
     gaps = num_bytes - sum(each.nbytes for each in tensors)
     if (
-        any(start % 8 for start in starts)
+        any(each.device.type != "cpu" or not each.is_contiguous() for each in tensors)
+        or any(each.untyped_storage().data_ptr() != storage.data_ptr() for each in tensors)
+        or any(start % 8 for start in starts)
         or first + num_bytes > storage.nbytes()
         or not 0 <= gaps <= _ALIGNMENT * len(tensors)
     ):
@@ -93,19 +82,14 @@ def move(
     there = source.to(device, non_blocking=non_blocking)
     moved: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(each.dtype for each in tensors):
-        places = sorted(
-            (start - first, end - first, number)
-            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
-            if tensors[number].dtype == dtype
-        )
+        own = [n for n in range(len(tensors)) if tensors[n].dtype == dtype]
+        own.sort(key=lambda n: (starts[n], ends[n]))
         # Splitting needs one operator for all tensors of a dtype. Every second part is a gap.
-        bounds = [0, *(bound for start, end, _ in places for bound in (start, end)), num_bytes]
+        bounds = [first, *(bound for n in own for bound in (starts[n], ends[n])), first + num_bytes]
         sizes = [(end - start) // dtype.itemsize for start, end in pairwise(bounds)]
         if min(sizes) < 0:
             return None
         typed = there if there.dtype == dtype else there.view(dtype)
-        parts = typed.split_with_sizes(sizes)[1::2]
-        for part, (_, _, number) in zip(parts, places, strict=True):
-            shape = tensors[number].shape
-            moved[number] = part if len(shape) == 1 else part.view(shape)
+        for n, part in zip(own, typed.split_with_sizes(sizes)[1::2], strict=True):
+            moved[n] = part if tensors[n].dim() == 1 else part.view(tensors[n].shape)
     return [moved[number] for number in range(len(tensors))]
