@@ -22,12 +22,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.policies import TableCache
-from recd_plugin_scars.runtime.row_cache import (
-    CachedBatch,
-    CacheTraffic,
-    RowCache,
-    distinct_rows,
-)
+from recd_plugin_scars.runtime.row_cache import CachedBatch, CacheTraffic, RowCache
 from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.runtime.tables import (
     FastMemory,
@@ -230,25 +225,12 @@ class _Cached(lookup_kernels.RowKernel):
         return None
 
     def _admit(self, features: KeyedJaggedTensor) -> CachedBatch:
-        """Check the bounds of ids like FBGEMM, and start to fetch their rows.
-
-        Works on the CPU. Many ids on a GPU are deduplicated before the CPU reads them.
-        """
-        ids, sizes, tables = features.values(), features.length_per_key(), self._feature_table_map
-        lookups = [0] * len(self._local_rows)
-        for size, table in zip(sizes, tables, strict=True):
-            lookups[table] += size
-        inverse = None
-        if ids.is_cuda:
-            if (found := distinct_rows(ids, lookups, self._local_rows)) is None:
-                ids = ids.cpu()
-            else:
-                (ids, sizes, inverse), tables = found, list(range(len(lookups)))
+        """Check the bounds of ids like FBGEMM, and start to fetch their rows, on the CPU."""
+        sizes = features.length_per_key()
+        ids = features.values().cpu().to(self._emb_module.embedding_table_index_type)
         bounds = torch.tensor([0, *sizes]).cumsum(0)
-        ids, _, _, _ = self._emb_module.prepare_inputs(
-            ids.to(self._emb_module.embedding_table_index_type), bounds
-        )
-        return self._rows.admit(ids, sizes, tables, lookups, inverse)
+        ids, _, _, _ = self._emb_module.prepare_inputs(ids, bounds)
+        return self._rows.admit(ids, sizes, self._feature_table_map)
 
 
 class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):

@@ -21,8 +21,6 @@ from recd_plugins.api import DataError
 
 # Rows per flush or load operation.
 _CHUNK = 1 << 16
-#: Number of ids from which deduplication on a GPU is faster than reading all ids on the CPU.
-MANY_IDS = 1 << 14
 
 
 @dataclass
@@ -116,12 +114,7 @@ class RowCache:
         fast.resize(self._pool.num_slots)
 
     def admit(
-        self,
-        ids: Tensor,
-        ids_per_feature: Sequence[int],
-        tables: Sequence[int],
-        lookups: Sequence[int],
-        inverse: Tensor | None = None,
+        self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
     ) -> CachedBatch:
         """Assign slots of the cache memory to the rows of a batch, and start to read missing rows.
 
@@ -129,8 +122,6 @@ class RowCache:
             ids: ids of all features, feature by feature, on the CPU, ``[num_ids]``.
             ids_per_feature: number of ids of each feature.
             tables: index of the table of each feature, ascending.
-            lookups: number of looked-up ids per table, for statistics.
-            inverse: index in ``ids`` of each looked-up id; None if ``ids`` are all of them.
 
         Raises:
             DataError: an id is not a row of its table. The cache is unchanged then.
@@ -142,16 +133,16 @@ class RowCache:
             admitted = self._pool.admit(_split(ids.numpy(), ids_per_feature), tables)
             if self._pool.num_slots > self._fast.num_slots:
                 self._fast.resize(self._pool.num_slots)
-            slot_of_id = self._on_device(admitted.slot_of_id)
-            if inverse is not None:
-                slot_of_id = slot_of_id.index_select(0, inverse)
             rows = self._pool.row_of_slot[admitted.missing]
             self._num_batches += 1
+            slot_of_id = self._on_device(admitted.slot_of_id)
             batch = CachedBatch(self._num_batches, admitted, slot_of_id)
             if len(rows):
                 self._waiting.append((batch, self._mover.read(torch.from_numpy(rows))))
             if self.is_counting:
-                self._count_batch(admitted, lookups)
+                for table, num_ids in zip(tables, ids_per_feature, strict=True):
+                    self.traffic[table].lookups += num_ids
+                self._count_batch(admitted)
             return batch
 
     def land(self, batch: CachedBatch) -> None:
@@ -265,9 +256,7 @@ class RowCache:
             ready.record(torch.cuda.current_stream(self._fast.weights.device))
         self._mover.write(torch.from_numpy(rows), weights, state, ready=ready)
 
-    def _count_batch(self, admitted: Admitted, lookups: Sequence[int]) -> None:
-        for traffic, num_ids in zip(self.traffic, lookups, strict=True):
-            traffic.lookups += num_ids
+    def _count_batch(self, admitted: Admitted) -> None:
         unique, missing = np.diff(admitted.bounds), np.diff(admitted.missing_bounds)
         for table, traffic in enumerate(self.traffic):
             traffic.unique_rows += int(unique[table])
@@ -276,46 +265,10 @@ class RowCache:
             traffic.bytes_read += int(missing[table]) * self._row_bytes
 
     def _on_device(self, slots: NDArray[np.integer]) -> Tensor:
-        return to_device(torch.from_numpy(slots).long(), self._fast.weights.device)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to ``device``, without waiting for a GPU."""
-    source = tensor.pin_memory() if device.type == "cuda" else tensor
-    return source.to(device, non_blocking=True)
-
-
-def distinct_rows(
-    ids: Tensor, sizes: Sequence[int], num_rows: Sequence[int]
-) -> tuple[Tensor, list[int], Tensor] | None:
-    """Deduplicate ids on a GPU, with two waits for it.
-
-    Args:
-        ids: ids, table by table, int32 or int64 ``[n]``.
-        sizes: number of ids of each table.
-        num_rows: number of rows of each table.
-
-    Returns:
-        The distinct ids on the CPU, table by table; their number per table; and the index of each
-        id among them, on the GPU. None if an id is not a row of its table, or if there are few ids.
-    """
-    if len(ids) <= MANY_IDS:
-        return None
-    # Keys of a table are its first key, for ids below 0, one key per row, and one for larger ids.
-    starts = torch.tensor([0, *(rows + 2 for rows in num_rows)]).cumsum(0)
-    layout = torch.stack([torch.tensor(num_rows), starts[:-1] + 1, torch.tensor(sizes)])
-    layout = to_device(layout, ids.device)
-    limit, first = layout[:2].repeat_interleave(layout[2], dim=1, output_size=len(ids))
-    keys, inverse = torch.unique(
-        torch.minimum(ids.clamp(min=-1), limit) + first, return_inverse=True
-    )
-    keys = keys.cpu()
-    ends = torch.searchsorted(keys, starts)
-    counts = ends.diff()
-    found = keys - (starts[:-1] + 1).repeat_interleave(counts)
-    if ((found < 0) | (found == torch.tensor(num_rows).repeat_interleave(counts))).any():
-        return None
-    return found, counts.tolist(), inverse
+        """Copy slots to the device of the cache, without waiting for a GPU."""
+        device, source = self._fast.weights.device, torch.from_numpy(slots).long()
+        source = source.pin_memory() if device.type == "cuda" else source
+        return source.to(device, non_blocking=True)
 
 
 def _split(ids: NDArray[np.integer], lengths: Sequence[int]) -> list[NDArray[np.integer]]:
