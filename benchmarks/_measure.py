@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import platform
@@ -29,8 +28,6 @@ Size = Literal["tiny", "small", "reference"]
 Device = Literal["cpu", "cuda"]
 T = TypeVar("T")
 DEVICE = click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu")
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -126,13 +123,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def keep_freed_memory() -> None:
-    """Make glibc reuse freed memory for large blocks, because new pages slow runs at random."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def from_every_rank(value: T) -> list[T]:

@@ -16,9 +16,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan
 from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
 
-from benchmarks._measure import keep_freed_memory
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.imports import silence_upstream
+from recd_plugins.runtime.machine import keep_freed_memory
 from recd_plugins.training.sharded_model import ShardedModel
 
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from benchmarks._measure import Figure, Findings, Size, higher, lower
-from recd_plugins.training.result import Result, in_rounds
+from benchmarks._measure import Figure, Findings, Size, higher, lower, max_abs_diff
+from benchmarks._ranks import start_rank
+from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.interfaces import SessionKeys
+from recd_plugins.runtime.launch import launch
+from recd_plugins.runtime.machine import available_cores
+from recd_plugins.runtime.signals import Interrupts
+from recd_plugins.training.result import in_rounds
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Job
+from recd_plugins.training.trainer import Job, Trainer
 
 _LONGEST = 2_000
 _ITEMS = 20_000
+_CANDIDATES, _REQUESTS_OF_USER = 32, 4
+# Costs of a candidate, relative to the lookup and projection of one item.
+_ROW_COST, _ATTENTION_COST = 1, 0.01
+# Steps before the timed steps.
+_WARM_UP = 2
 #: Steps, pairs of runs, batch size per rank.
 _SIZES: dict[Size, tuple[int, int, int]] = {
-    "tiny": (4, 1, 32),
+    "tiny": (4, 1, 64),
     "small": (12, 1, 256),
     "reference": (30, 3, 256),
 }
@@ -34,11 +47,14 @@ pooling:
     features: [history]
     options: {{target: item, layers: 3}}
 sharding: [{{use: torchrec.planner, tables: ["t_*"]}}]
-model: {{embedding_dim: 64, num_embeddings: {items}, bottom_mlp: [32], top_mlp: [64]}}
+model: {{embedding_dim: 128, num_embeddings: {items}, bottom_mlp: [32], top_mlp: [64]}}
 training:
   {{batch_size: {rows}, steps: {steps}, epochs: 2, evaluate: false, eps: 1.0e-3}}
 """
-_WRAP = "wrap: [{use: recd.whole_requests, options: {row_cost: 1, attention_cost: 0.02}}]"
+_WRAP = (
+    "wrap: [{use: recd.whole_requests, options: "
+    f"{{row_cost: {_ROW_COST}, attention_cost: {_ATTENTION_COST}}}}}]"
+)
 
 
 def run(size: Size) -> Findings:
@@ -48,48 +64,89 @@ def run(size: Size) -> Findings:
     for ranks in (2,) if size == "tiny" else (2, 4):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            _write_table(folder / "table.parquet", (steps + 2) * rows * ranks)
+            lengths = _write_table(folder / "table.parquet", (steps + 2) * rows * ranks)
             for each, wrap in (("even", ""), ("balanced", _WRAP)):
                 text = _REGISTRY.format(
                     path=folder / "table.parquet", wrap=wrap, items=_ITEMS, rows=rows, steps=steps
                 )
                 (folder / f"{each}.yaml").write_text(text, encoding="utf-8")
 
-            def train(each: str, folder: Path = folder, ranks: int = ranks) -> Result:
-                job = Job(folder / f"{each}.yaml", overrides={"ranks": ranks})
-                with session(job) as trainer:
-                    return trainer.train()
+            def train(each: str, folder: Path = folder, ranks: int = ranks) -> list[_OfRank]:
+                with session(Job(folder / f"{each}.yaml", overrides={"ranks": ranks})) as run:
+                    return launch(_train, ranks, run.job)
 
             found = in_rounds(("even", "balanced"), pairs, train)
-        speed = [(each["balanced"], each["even"]) for each in found]
-        figures.append(
-            higher(
-                f"balanced_over_even_{ranks}_ranks",
-                [(a.samples_per_second or 0) / (b.samples_per_second or 1) for a, b in speed],
-                goal=1.3,
-            )
-        )
-        losses = [abs(a - b) for x, y in speed for a, b in zip(x.losses, y.losses, strict=True)]
-        figures.append(lower(f"loss_max_abs_diff_{ranks}_ranks", max(losses), "loss", goal=1e-5))
+        lengths = lengths.reshape(ranks, steps + 2, -1)[:, _WARM_UP:steps]
+        times = [_times(each["even"]) / _times(each["balanced"]) for each in found]
+        cores = min(ranks, available_cores()), ranks
+        for n, name in enumerate(("step_time", "cpu_time")):
+            over = [each[n] for each in times]
+            figures.append(higher(f"{name}_even_over_balanced_{ranks}_ranks", over, goal=1.3))
+            figures.append(higher(f"{name}_bound_{ranks}_ranks", _bound(lengths, cores[n])))
+        apart = max_abs_diff(each[kind][0].losses for each in found for kind in each)
+        figures.append(lower(f"loss_max_abs_diff_{ranks}_ranks", apart, "loss", goal=1e-5))
     return Findings(
-        f"requests, Zipf histories of up to {_LONGEST} items, three layers of target attention, "
-        f"batch {rows} per rank, {steps} steps, {pairs} pair(s) of runs",
+        f"requests of {_CANDIDATES} candidates, Zipf histories of up to {_LONGEST} items, three "
+        f"layers of target attention, batch {rows} per rank, {steps} steps, {pairs} pairs of runs",
         figures,
+        notes=[
+            "cpu_time: of the busiest rank, which is the step time with a core per rank. bound: "
+            "ratio of the costs of the busiest rank, or of the costs per core if these are higher."
+        ],
     )
 
 
-def _write_table(path: Path, num_rows: int) -> None:
-    """Write four requests of 16 candidates per user, whose histories are equally long."""
-    candidates, of_user = 16, 4
+@dataclass(frozen=True)
+class _OfRank:
+    """Losses of all steps, and the end of each step on the wall clock and in CPU seconds."""
+
+    losses: list[float]
+    ends: list[tuple[float, float]]
+
+
+class _TimedTrainer(Trainer):
+    def train(self) -> None:
+        self.ends: list[tuple[float, float]] = []
+        super().train()
+
+    def _after_step(self, *, is_best: bool = False) -> None:
+        self.ends.append((time.perf_counter(), time.process_time()))
+        super()._after_step(is_best=is_best)
+
+
+def _train(rank: int, world_size: int, job: Job) -> _OfRank:
+    start_rank()
+    with Interrupts(rank, world_size) as interrupts:
+        trainer = _TimedTrainer(rank, world_size, job, interrupts)
+        trainer.train()
+        return _OfRank(trainer.losses, trainer.ends)
+
+
+def _times(ranks: list[_OfRank]) -> NDArray[np.float64]:
+    """Return the mean step time, and the mean CPU time of the busiest rank of each step."""
+    seconds = np.diff([each.ends for each in ranks], axis=1)[:, _WARM_UP:]
+    return np.array(seconds.max(axis=0).mean(axis=0))
+
+
+def _bound(lengths: NDArray[np.int64], cores: int) -> float:
+    """Return the ratio of predicted step times for history lengths ``[ranks, steps, requests]``."""
+    of_item = 1 + _ATTENTION_COST * _CANDIDATES
+    costs = (lengths * of_item + _ROW_COST * _CANDIDATES).sum(axis=2)
+    balanced = costs.sum(axis=0) / cores
+    return float(np.maximum(costs.max(axis=0), balanced).sum() / balanced.sum())
+
+
+def _write_table(path: Path, num_rows: int) -> NDArray[np.int64]:
+    """Write several requests per user, whose histories are equally long. Return these lengths."""
     draw = np.random.default_rng(0)
-    num = -(-num_rows // candidates)
-    of_users = np.minimum(draw.zipf(1.2, -(-num // of_user)), _LONGEST)
-    lengths = np.repeat(of_users, of_user)[:num]
+    num = -(-num_rows // _CANDIDATES)
+    of_users = np.minimum(draw.zipf(1.2, -(-num // _REQUESTS_OF_USER)), _LONGEST)
+    lengths = np.repeat(of_users, _REQUESTS_OF_USER)[:num]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     lists = pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()), pa.array(draw.integers(0, _ITEMS, offsets[-1]))
     )
-    request = np.repeat(np.arange(num), candidates)
+    request = np.repeat(np.arange(num), _CANDIDATES)
     item = draw.integers(0, _ITEMS, (len(request), 1)).tolist()
     table = pa.table(
         {
@@ -101,4 +158,8 @@ def _write_table(path: Path, num_rows: int) -> None:
             "item": pa.array(item, pa.list_(pa.int64())),
         }
     )
-    pq.write_table(table, path, row_group_size=4096)
+    keys = SessionKeys("session_id", "ts")
+    with TableWriter(path, table.schema, keys=keys, layout="list_dict") as writer:
+        for batch in table.to_batches(max_chunksize=8192):
+            writer.write(batch)
+    return lengths

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks._measure import Findings, Size, in_turn, keep_freed_memory, lower
+from benchmarks._measure import Findings, Size, in_turn, lower
 from benchmarks._papercal import BATCH_SIZE, SCHEMA, list_dict_batch, papercal_batches
 from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 from recd_plugins.api import Rows
 from recd_plugins.data.arrow import dictionary_column, sparse_column
+from recd_plugins.runtime.machine import keep_freed_memory
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
 from recd_plugins.sparse.from_columns import (
     ikjts_from_columns,

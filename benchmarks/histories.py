@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks._measure import Findings, Size, in_turn, keep_freed_memory, lower
+from benchmarks._measure import Findings, Size, in_turn, lower
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 from recd_plugin_tables.histories.build import EventColumns, build_store
 from recd_plugin_tables.histories.store import EventStore
@@ -24,6 +24,7 @@ from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.values import mixed
 from recd_plugins.api import list_dict
+from recd_plugins.runtime.machine import keep_freed_memory
 
 _USERS: dict[Size, int] = {"tiny": 20, "small": 800, "reference": 4000}
 # As in PAPERCAL: rows of a visit, probability that the next row has another list, and item ids,

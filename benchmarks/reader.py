@@ -19,7 +19,6 @@ from benchmarks._measure import (
     Findings,
     Size,
     higher,
-    keep_freed_memory,
     lower,
     one_thread,
     ratios,
@@ -30,6 +29,7 @@ from recd_plugin_recd.preprocessing import SigridHash
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.api import Converter
 from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.runtime.machine import keep_freed_memory
 
 # Rows, and number of turns after a warm-up turn.
 _SIZES: dict[Size, tuple[int, int]] = {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator
+from heapq import heapreplace
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -23,8 +27,9 @@ from recd_plugins.api import (
 
 State = dict[str, Any]
 Int64s = NDArray[np.int64]
+Float64s = NDArray[np.float64]
 
-_STATE_VERSION = 1
+_ID_BYTES = 8
 
 
 class WholeRequests(DatasetWrapper):
@@ -43,7 +48,10 @@ class WholeRequests(DatasetWrapper):
         """Options of the plugin ``recd.whole_requests``."""
 
         row_cost: float = Field(
-            default=4.0, ge=0, description="Cost of a row, relative to the lookup of one id."
+            default=4.0,
+            ge=0,
+            description="Cost of a row with its candidate features, relative to the lookup of one "
+            "id.",
         )
         attention_cost: float = Field(
             default=0.0,
@@ -63,52 +71,45 @@ class WholeRequests(DatasetWrapper):
             )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        return self._reader(rank, world_size, batch_size, split, with_session=False)
+        if split == "train":
+            return RequestReader(self, rank, world_size, batch_size, with_session=False)
+        return self.inner.reader(
+            rank=rank, world_size=world_size, batch_size=batch_size, split=split
+        )
 
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        return self._reader(rank, world_size, batch_size, split, with_session=True)
-
-    def _reader(
-        self, rank: int, world_size: int, batch_size: int, split: Split, *, with_session: bool
-    ) -> Reader:
-        if split != "train":
-            read = self.inner.session_reader if with_session else self.inner.reader
-            return read(rank=rank, world_size=world_size, batch_size=batch_size, split=split)
-        keys = self.inner.session_keys()
-        assert keys is not None, "prepare() checks it"
-        return RequestReader(
-            lambda rank, world_size: self.inner.session_reader(
-                rank=rank, world_size=world_size, batch_size=batch_size, split=split
-            ),
-            self._cost,
-            keys.session,
-            with_session=with_session,
-            rank=rank,
-            world_size=world_size,
+        if split == "train":
+            return RequestReader(self, rank, world_size, batch_size, with_session=True)
+        return self.inner.session_reader(
+            rank=rank, world_size=world_size, batch_size=batch_size, split=split
         )
 
-    def _cost(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the cost of each row, float64 ``[num_rows]``. Repeated lists cost nothing."""
-        from recd_plugins.api import arrow, dedup
+    def costs(self, rows: Rows, starts: Int64s) -> Float64s:
+        """Return the cost of each request that starts at ``starts``, float64 ``[num_requests]``.
 
-        names = self.schema().sparse
-        unique = dedup.Deduplicator(neighbours_only=True)(
-            [[arrow.sparse_column(rows, name)] for name in names], len(rows)
-        )
-        cost = np.full(len(rows), self.options.row_cost)
-        sequences = self._sequences() if self.options.attention_cost else frozenset()
-        for name, each in zip(names, unique, strict=True):
-            first = np.diff(each.inverse_lookup, prepend=-1) > 0
-            cost[first] += each.lengths
+        A feature costs its longest list in the request, because user features are looked up once.
+        """
+        costs = self.options.row_cost * np.diff(starts, append=len(rows))
+        tables = self.lookups.tables if self.options.attention_cost else ()
+        sequences = {name for table in tables if not table.pooled for name in table.features}
+        for name in self.schema().sparse:
+            lengths = _lengths(rows.data.column(name))
+            costs += np.maximum.reduceat(lengths, starts)
             if name in sequences:
-                cost += self.options.attention_cost * each.lengths[each.inverse_lookup]
-        return cost
+                costs += self.options.attention_cost * np.add.reduceat(lengths, starts)
+        return costs
 
-    def _sequences(self) -> frozenset[str]:
-        tables = self.lookups.tables
-        return frozenset(name for table in tables if not table.pooled for name in table.features)
+
+def _lengths(column: pa.Array) -> Float64s:
+    """Return the number of ids in each row, float64 ``[num_rows]``."""
+    if pt.is_dictionary(column.type):  # layout list_dict
+        sizes = pc.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
+        return sizes[column.indices.to_numpy()] / _ID_BYTES
+    if pt.is_integer(column.type):
+        return np.ones(len(column))
+    return pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.float64)
 
 
 class RequestReader(Reader):
@@ -118,29 +119,32 @@ class RequestReader(Reader):
     the number of rows that each rank's stream carried over.
 
     Args:
-        open_inner: function that opens a reader of the wrapped dataset, with the session column.
-            Its arguments are a rank and the world size.
-        cost: function that returns the cost of each row.
-        session: name of the session column.
-        with_session: whether to keep the session column.
+        dataset: the wrapper, whose inner dataset is read.
         rank, world_size: rank of this process and number of ranks.
+        batch_size: rows per batch of the inner dataset.
+        with_session: whether to keep the session column.
     """
 
     def __init__(
         self,
-        open_inner: Callable[[int, int], Reader],
-        cost: Callable[[Rows], NDArray[np.float64]],
-        session: str,
-        *,
-        with_session: bool,
+        dataset: WholeRequests,
         rank: int,
         world_size: int,
+        batch_size: int,
+        *,
+        with_session: bool,
     ) -> None:
-        self._open, self._cost = open_inner, cost
-        self._session, self._with_session = session, with_session
-        self._rank, self._world_size = rank, world_size
-        self._inner = open_inner(rank, world_size)
-        self._position: State = self._at(self._inner.state_dict())
+        keys = dataset.session_keys()
+        assert keys is not None, "prepare() checks it"
+        self._dataset, self._session, self._with_session = dataset, keys.session, with_session
+        self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
+        self._inner = self._open(rank, world_size)
+        self._position: State = {"inner": self._inner.state_dict(), "carried": None}
+
+    def _open(self, rank: int, world_size: int) -> Reader:
+        return self._dataset.inner.session_reader(
+            rank=rank, world_size=world_size, batch_size=self._batch_size, split="train"
+        )
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -153,7 +157,7 @@ class RequestReader(Reader):
         return dict(self._position)
 
     def load_state_dict(self, state: State) -> None:
-        if state.get("version") != _STATE_VERSION or "carried" not in state:
+        if "carried" not in state:
             raise DataError(
                 "recd.whole_requests: the checkpoint was saved with other dataset wrappers. "
                 "Restore the previous wrap: section of the dataset, or start a new run."
@@ -165,43 +169,41 @@ class RequestReader(Reader):
         from recd_plugins.api import row_tables
 
         streams = [self._open(rank, self._world_size) for rank in range(self._world_size)]
-        position = self._position
+        before = self._position["inner"]
         for stream in streams:
-            stream.load_state_dict(position["inner"])
+            stream.load_state_dict(before)
         batches = zip(*streams, strict=True)
-        carried = self._carried_rows(position)
-        before, step = position["inner"], next(batches, None)
+        carried = self._carried_rows()
+        step = next(batches, None)
         while step is not None:
             after = streams[0].state_dict()
             following = next(batches, None)
+            parts = [*step]
             if len(carried) == len(step):
-                parts = [_joined(pair) for pair in zip(carried, step, strict=True)]
+                pairs = zip(carried, step, strict=True)
+                parts = [row_tables.concat_rows([*filter(len, pair)]) for pair in pairs]
             else:  # saved with another number of ranks
-                parts = [*step, *carried]
+                parts += carried
             carried = []
             for n, batch in enumerate(following or ()):
-                rows, kept = parts[n], self._whole(parts[n], batch)
+                rows, kept = parts[n], self._num_whole(parts[n], batch)
                 parts[n] = row_tables.slice_rows(rows, 0, kept)
                 carried.append(row_tables.slice_rows(rows, kept, len(rows) - kept))
-            mine = self._deal([rows for rows in parts if len(rows)])
-            self._position = self._at(after, before, [len(rows) for rows in carried])
+            mine = self._deal([*filter(len, parts)])
+            counts = [len(rows) for rows in carried]
+            saved = [before, self._world_size, counts] if any(counts) else None
+            self._position = {"inner": after, "carried": saved}
             yield mine
             before, step = after, following
-        self._position = self._at(streams[0].state_dict())
+        self._position = {"inner": streams[0].state_dict(), "carried": None}
 
-    def _at(self, inner: State, before: State | None = None, carried: Sequence[int] = ()) -> State:
-        state: State = {"version": _STATE_VERSION, "inner": inner, "carried": None}
-        if any(carried):
-            state["carried"] = [before, self._world_size, list(carried)]
-        return state
-
-    def _carried_rows(self, position: State) -> list[Rows]:
-        """Read again the rows that were carried over at ``position``."""
+    def _carried_rows(self) -> list[Rows]:
+        """Read again the rows that were carried over at the current position."""
         from recd_plugins.api import row_tables
 
-        if position["carried"] is None:
+        if self._position["carried"] is None:
             return []
-        before, world_size, counts = position["carried"]
+        before, world_size, counts = self._position["carried"]
         found = []
         for rank, count in enumerate(counts):
             reader = self._open(rank, world_size)
@@ -210,7 +212,7 @@ class RequestReader(Reader):
             found.append(row_tables.slice_rows(rows, len(rows) - count, count))
         return found
 
-    def _whole(self, rows: Rows, following: Rows) -> int:
+    def _num_whole(self, rows: Rows, following: Rows) -> int:
         """Return the number of rows without a last request that continues in ``following``."""
         column = rows.data.column(self._session)
         if column[-1].as_py() != following.data.column(self._session)[0].as_py():
@@ -227,37 +229,27 @@ class RequestReader(Reader):
         """Return the rows of this rank's requests, given the rows of all ranks."""
         from recd_plugins.api import row_tables
 
-        rows = row_tables.concat_rows(parts)
-        firsts = np.cumsum([0, *map(len, parts)])[:-1]
-        starts = np.concatenate(
-            [first + self._starts(part) for first, part in zip(firsts, parts, strict=True)]
-        )
-        while len(starts) < self._world_size:  # split the largest request
-            sizes = np.diff(starts, append=len(rows))
-            largest = int(sizes.argmax())
-            starts = np.insert(starts, largest + 1, starts[largest] + sizes[largest] // 2)
-        costs = np.add.reduceat(self._cost(rows), starts)
+        requests = []  # cost, part, first row, number of rows
+        for n, rows in enumerate(parts):
+            starts = self._starts(rows)
+            costs = self._dataset.costs(rows, starts).tolist()
+            for cost, (start, end) in zip(costs, pairwise([*starts, len(rows)]), strict=True):
+                requests.append((cost, n, start, end - start))
+        while len(requests) < self._world_size:
+            cost, n, start, size = requests.pop(requests.index(max(requests, key=itemgetter(3))))
+            half = size // 2
+            requests += [(cost / 2, n, start, half), (cost / 2, n, start + half, size - half)]
         loads = [(0.0, rank) for rank in range(self._world_size)]
-        heapify(loads)
-        chosen = []
-        for request in np.argsort(-costs, kind="stable").tolist():
-            load, rank = heappop(loads)
-            heappush(loads, (load + float(costs[request]), rank))
+        mine = []
+        for cost, *request in sorted(requests, key=lambda request: -request[0]):
+            load, rank = loads[0]
+            heapreplace(loads, (load + cost, rank))
             if rank == self._rank:
-                chosen.append(request)
-        ends = np.append(starts[1:], len(rows))
-        if not self._with_session:
-            names = [name for name in rows.data.schema.names if name != self._session]
-            rows = Rows(rows.data.select(names), rows.origins)
-        return row_tables.concat_rows(
-            [
-                row_tables.slice_rows(rows, int(starts[n]), int(ends[n] - starts[n]))
-                for n in sorted(chosen)
-            ]
+                mine.append(request)
+        rows = row_tables.concat_rows(
+            [row_tables.slice_rows(parts[n], start, size) for n, start, size in sorted(mine)]
         )
-
-
-def _joined(parts: Sequence[Rows]) -> Rows:
-    from recd_plugins.api import row_tables
-
-    return row_tables.concat_rows([rows for rows in parts if len(rows)])
+        if self._with_session:
+            return rows
+        names = [name for name in rows.data.schema.names if name != self._session]
+        return Rows(rows.data.select(names), rows.origins)

@@ -6,16 +6,19 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 from tests.small_registry import write_registry
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_recd.whole_requests import WholeRequests
-from recd_plugins.interfaces import Rows
+from recd_plugins.data.list_dict import Layout, to_list_dict
+from recd_plugins.interfaces import FeatureSchema, Rows
 from recd_plugins.testing.contracts import DatasetContract
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
@@ -90,13 +93,28 @@ def test_requests_stay_whole_and_ranks_get_equal_costs(path: Path, world_size: i
     assert cut <= world_size - 1
     if world_size > 1:
         for step in steps:
-            costs = [float(dataset._cost(rows).sum()) for rows in step]
-            largest = max(
-                float(dataset._cost(rows)[np.asarray(rows.data["session_id"]) == request].sum())
-                for rows in step
-                for request in set(rows.data["session_id"].to_pylist())
-            )
-            assert max(costs) - min(costs) <= largest
+            costs = [dataset.costs(rows, request_starts(rows)) for rows in step]
+            of_ranks = [each.sum() for each in costs]
+            assert max(of_ranks) - min(of_ranks) <= max(each.max() for each in costs)
+
+
+def request_starts(rows: Rows) -> NDArray[np.int64]:
+    return np.flatnonzero(np.diff(rows.data["session_id"].to_numpy(), prepend=-1))
+
+
+@pytest.mark.parametrize("layout", ["list", "list_dict"])
+def test_the_cost_of_a_request(tmp_path: Path, layout: Layout) -> None:
+    lists = pa.array([[1, 2], [1, 2], [3], [1, 2, 3], []], pa.list_(pa.int64()))
+    columns = {"history": lists, "tags": lists, "session_id": pa.array([1, 1, 1, 2, 2])}
+    if layout == "list_dict":
+        columns["history"] = to_list_dict(lists).dictionary_encode()
+    table = pa.record_batch(columns)
+    dataset = WholeRequests(WholeRequests.Options(row_cost=10, attention_cost=0.5))
+    features = FeatureSchema(("history", "tags"), (), "label")
+    tables = [Mock(pooled=False, features=["history"]), Mock(pooled=True, features=["tags"])]
+    made = dataset.over(Mock(schema=lambda: features), Mock(tables=tables))
+    rows = Rows(table, ())
+    assert made.costs(rows, request_starts(rows)).tolist() == [30 + 2 + 2 + 2.5, 20 + 3 + 3 + 1.5]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -31,6 +31,7 @@ from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import RecdError, RunInterrupted
 from recd_plugins.runtime.generators import generators_kept, seed_generators
 from recd_plugins.runtime.imports import silence_upstream
+from recd_plugins.runtime.machine import keep_freed_memory
 from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, together
 from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
@@ -110,6 +111,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     with persistent_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         silence_upstream()
+        keep_freed_memory()
         trainer = Trainer(rank, world_size, job, interrupts)
         trainer.train()
         with activity.doing("finishing the run"):
