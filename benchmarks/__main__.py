@@ -29,6 +29,7 @@ BENCHMARKS = {
     "network": "training over slow network links, with plugins vs. stock TorchRec",
     "serving": "requests per second and latency of examples/serving",
     "dlrm": "a training step of the DLRM paper's section 5.2 vs. plain PyTorch",
+    "dynamic": "dynamic tables: lookups of raw ids vs. pandas and numpy",
     "host": "launches, syncs and copies of a GPU training step, counted on any machine",
 }
 _SIZE = click.Option(

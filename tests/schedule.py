@@ -63,7 +63,7 @@ SLOW = (
     "model/test_plugin.py::test_it_trains",
     "test_imports.py::test_tables",
     "recd_plugin_dsi/tests/test_plan_readers.py::test_measures",
-    "recd_plugin_dynamic/tests/test_index.py::test_ids_against_dicts",
+    "recd_plugin_dynamic/tests/test_index.py::test_a_million_ids",
     "model/test_plugin.py::test_a_run_that_goes_on",
     "training/test_evaluation.py::test_test_figures",
     "test_torchrec_suite.py",

@@ -145,6 +145,7 @@ if TYPE_CHECKING:
         ExactEmbeddingCollectionSharder,
     )
     from recd_plugins.sparse import dedup, from_columns, jagged
+    from recd_plugins.sparse import overlap as memory_intrinsics
     from recd_plugins.sparse.dictionaries import BrokenListError
     from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
     from recd_plugins.sparse.index_select import jagged_index_select

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from recd_plugin_dynamic.index import kernels
 from recd_plugin_dynamic.index.mix import bucket_of, mix
-from recd_plugin_dynamic.index.policies import EvictionPolicy, NoEviction
+from recd_plugin_dynamic.index.policies import Candidates, EvictionPolicy, NoEviction
 from recd_plugins.api import DataError, SetupError
 
 Ids = NDArray[np.int64]
 
-_MAX_LOAD = 0.75
 # A full bucket evicts at least this share of its rows, because scores of all rows are computed.
 _SHARE = 1 / 32
 
@@ -55,6 +54,10 @@ class IdIndex:
         keep_steps: number of latest steps, including the current one, whose ids are not evicted.
             Use 1 plus the number of batches that a pipeline looks up ahead.
         skip_if_full: whether new ids get row -1 if their bucket is full, instead of an error.
+        min_count: number of occurrences that an id needs to get a row, including those in the
+            current batch. Ids without a row get row -1.
+        candidates_per_bucket: number of ids without a row whose occurrences each bucket counts. It
+            forgets the least recently used ids. The default is ``rows_per_bucket``.
     """
 
     def __init__(
@@ -67,11 +70,24 @@ class IdIndex:
         *,
         keep_steps: int = 1,
         skip_if_full: bool = False,
+        min_count: int = 1,
+        candidates_per_bucket: int | None = None,
     ) -> None:
         self.first_bucket, self.last_bucket = first_bucket, last_bucket
         self.num_buckets, self.rows_per_bucket = num_buckets, rows_per_bucket
         self.policy = policy
         self._keep_steps, self._skip_if_full = keep_steps, skip_if_full
+        self._min_count = min_count
+        self._candidates: IdIndex | None = None
+        if min_count > 1:
+            self._candidates = IdIndex(
+                first_bucket,
+                last_bucket,
+                num_buckets,
+                candidates_per_bucket or rows_per_bucket,
+                Candidates(),
+                skip_if_full=True,
+            )
         shape = (last_bucket - first_bucket, rows_per_bucket)
         self._first_row = first_bucket * rows_per_bucket
         self._ids: Ids = np.full(shape, -1, np.int64)
@@ -80,9 +96,8 @@ class IdIndex:
         self._flat = {name: array.reshape(-1) for name, array in self._arrays.items()}
         self._cursors = np.zeros(shape[0], np.int64)
         self._used = np.zeros(shape[0], np.int64)
-        num_slots = 1 << int(np.ceil(np.log2(max(self._ids.size / _MAX_LOAD, 2))))
         self._at_once = int(rows_per_bucket * _SHARE)
-        self._slots = np.full(2 * num_slots, -1, np.int64)
+        self._slots = kernels.empty_slots(self._ids.size)
 
     def __len__(self) -> int:
         """Return the number of ids that have a row."""
@@ -104,11 +119,15 @@ class IdIndex:
             DataError: if an id is negative.
             SetupError: if a bucket has too few rows that can be evicted.
         """
-        counts = np.ones(len(ids), np.int64) if counts is None else counts
+        counts = np.broadcast_to(np.int64(1), len(ids)) if counts is None else counts
         rows, unknown = self._find(ids)
         known = np.flatnonzero(rows >= 0) if len(unknown) else slice(None)
         self._update(rows[known], counts[known], step)
         evicted = [self._remove(self._expired(step))]
+        if self._candidates is not None and len(unknown):
+            unknown = unknown[
+                self._candidates._count(ids[unknown], counts[unknown], step, self._min_count)
+            ]
         if len(unknown):
             mixed = mix(ids[unknown])
             order = np.argsort(mixed)
@@ -129,12 +148,23 @@ class IdIndex:
 
         The arrays share memory with the index. ``ids`` contains -1 for free rows.
         """
-        return {"ids": self._ids, **self._arrays}
+        candidates = {} if self._candidates is None else self._candidates.state()
+        return {
+            "ids": self._ids,
+            **self._arrays,
+            **{f"candidate_{name}": array for name, array in candidates.items()},
+        }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the contents by a state, for instance slices of states of other ranks."""
         for name, array in self.state().items():
             array[:] = state[name]
+        self._rebuild()
+        if self._candidates is not None:
+            self._candidates._rebuild()
+
+    def _rebuild(self) -> None:
+        """Derive the hash table and the numbers of used rows from ``ids``."""
         self._cursors[:] = 0
         self._used[:] = (self._ids >= 0).sum(1)
         self._slots[:] = -1
@@ -143,12 +173,12 @@ class IdIndex:
     def _find(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return the local row of each id, or -1, and the indices of unknown ids."""
         rows, unknown = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
-        num_unknown, signs = kernels.find(ids, self._slots, rows, unknown)
-        if signs < 0:
+        if len(ids) and ids.min() < 0:
             raise DataError(
                 f"dynamic table: id '{ids.min()}' is negative. Ids have to be between 0 and "
                 "2^63 - 1."
             )
+        num_unknown = kernels.find(ids, self._slots, rows, unknown)
         return rows, unknown[:num_unknown]
 
     def _to_table(self, rows: Ids) -> Ids:
@@ -160,6 +190,16 @@ class IdIndex:
     def _update(self, rows: Ids, counts: Ids, step: int) -> None:
         self.policy.update(self._flat, rows, counts, step)
         self._flat["last_step"][rows] = step
+
+    def _count(self, ids: Ids, counts: Ids, step: int, min_count: int) -> NDArray[np.bool_]:
+        """Count occurrences of candidates. Return and remove the ids with ``min_count``."""
+        self.find_or_insert(ids, counts, step)
+        rows = self._find(ids)[0]
+        counted = rows >= 0
+        enough = counts >= min_count
+        enough[counted] = self._flat["count"][rows[counted]] >= min_count
+        self._remove(rows[enough & counted])
+        return enough
 
     def _insert(self, ids: Ids, buckets: Ids) -> Ids:
         """Give rows to new ids, in ascending order of mixed ids."""

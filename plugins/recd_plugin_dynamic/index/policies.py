@@ -14,7 +14,8 @@ RowArrays = Mapping[str, NDArray[Any]]
 class EvictionPolicy:
     """Decides which rows a full bucket evicts. Subclass it to write a policy of your own.
 
-    Evicts the row with the lowest score first, and equal scores in the order of mixed ids.
+    A bucket evicts its rows in ascending order of scores. Rows with equal scores are evicted in
+    ascending order of mixed ids.
 
     Attributes:
         name: name in error messages.
@@ -37,11 +38,11 @@ class EvictionPolicy:
     def update(
         self, arrays: RowArrays, rows: NDArray[np.int64], counts: NDArray[np.int64], step: int
     ) -> None:
-        """Update ``arrays`` for the ids of a batch.
+        """Update ``arrays`` for ids of a batch. ``last_step`` is updated afterwards.
 
         Args:
             arrays: arrays of all rows of this rank, each ``[num_rows]``.
-            rows: distinct rows of known and new ids, int64 ``[n]``. They index ``arrays``.
+            rows: distinct rows of the ids, int64 ``[n]``. They index ``arrays``.
             counts: occurrences of each id in the batch, int64 ``[n]``.
             step: number of the training step.
         """
@@ -75,3 +76,65 @@ class LeastRecentlyUsed(EvictionPolicy):
 
     def score(self, arrays: RowArrays, step: int) -> NDArray[np.float64]:  # noqa: ARG002
         return arrays["last_step"].astype(np.float64)
+
+
+class LeastFrequentlyUsed(EvictionPolicy):
+    """Evicts the ids with the fewest occurrences. Earlier occurrences can count less.
+
+    Args:
+        half_life: number of steps after which an occurrence counts half, or None for no decay.
+    """
+
+    name: ClassVar[str] = "lfu"
+    arrays: ClassVar[Mapping[str, DTypeLike]] = {"count": np.float64}
+
+    def __init__(self, half_life: float | None = None) -> None:
+        self.half_life = np.inf if half_life is None else half_life
+
+    def update(
+        self, arrays: RowArrays, rows: NDArray[np.int64], counts: NDArray[np.int64], step: int
+    ) -> None:
+        decay = np.exp2((arrays["last_step"][rows] - step) / self.half_life)
+        arrays["count"][rows] = arrays["count"][rows] * decay + counts
+
+    def score(self, arrays: RowArrays, step: int) -> NDArray[np.float64]:
+        return arrays["count"] * np.exp2((arrays["last_step"] - step) / self.half_life)
+
+
+class TimeToLive(EvictionPolicy):
+    """Evicts the ids that have not occurred for more than ``steps`` steps, and no other ids.
+
+    Searches all buckets for these ids 8 times in ``steps`` steps.
+    """
+
+    name: ClassVar[str] = "ttl"
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.sweep_every = max(steps // 8, 1)
+
+    def score(self, arrays: RowArrays, step: int) -> NDArray[np.float64]:
+        return np.where(step - arrays["last_step"] > self.steps, -np.inf, np.inf)
+
+
+class Candidates(LeastRecentlyUsed):
+    """Counts the occurrences of ids that have no row in the table yet."""
+
+    name: ClassVar[str] = "candidates"
+    arrays: ClassVar[Mapping[str, DTypeLike]] = {"count": np.int64}
+
+    def update(
+        self,
+        arrays: RowArrays,
+        rows: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        step: int,  # noqa: ARG002
+    ) -> None:
+        arrays["count"][rows] += counts
+
+
+#: Eviction policies by name.
+POLICIES: Mapping[str, type[EvictionPolicy]] = {
+    policy.name: policy
+    for policy in (NoEviction, LeastRecentlyUsed, LeastFrequentlyUsed, TimeToLive)
+}

@@ -1,77 +1,113 @@
 from __future__ import annotations
 
-from collections import defaultdict
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from recd_plugin_dynamic.index.bucket_index import IdIndex
 from recd_plugin_dynamic.index.mix import bucket_of, mix
-from recd_plugin_dynamic.index.policies import LeastRecentlyUsed, NoEviction
+from recd_plugin_dynamic.index.policies import (
+    EvictionPolicy,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    NoEviction,
+    TimeToLive,
+)
 from recd_plugins.api import DataError, SetupError
+
+BUCKETS = 8
+
+
+class OldestFirst(EvictionPolicy):
+    """A policy as a user writes it: evicts the ids that got a row first, after 20 steps at once."""
+
+    arrays: ClassVar = {"steps": np.int16}
+    sweep_every = 4
+
+    def update(self, arrays, rows, counts, step):
+        arrays["steps"][rows] += 1
+
+    def score(self, arrays, step):
+        return np.where(arrays["steps"] > 20, -np.inf, -arrays["steps"].astype(float))
+
+
+#: Score of each policy for the state of one id.
+SCORES = {
+    "none": lambda entry, step: np.inf,
+    "lru": lambda entry, step: entry["last"],
+    "lfu": lambda entry, step: entry["count"] * np.exp2((entry["last"] - step) / 8.0),
+    "ttl": lambda entry, step: -np.inf if step - entry["last"] > 16 else np.inf,
+    "OldestFirst": lambda entry, step: -np.inf if entry["steps"] > 20 else -entry["steps"],
+}
 
 
 class Reference:
-    """One dict per bucket. ``score(entry, step)`` works on a dict of one id's state."""
+    """A dynamic table as one dict per bucket: id -> state of the id."""
 
-    def __init__(self, buckets, rows, policy):
-        self.buckets, self.rows, self.policy = buckets, rows, policy
-        self.known = defaultdict(dict)
+    def __init__(self, policy, rows, skip_if_full=False, min_count=1, candidates_per_bucket=None):
+        self.policy, self.rows, self.skip, self.min_count = policy, rows, skip_if_full, min_count
+        self.half_life = getattr(policy, "half_life", np.inf)
+        self.known = [{} for _ in range(BUCKETS)]
+        if min_count > 1:
+            self.candidates = Reference(LeastRecentlyUsed(), candidates_per_bucket, True)
 
     def find_or_insert(self, ids, counts, step):
-        evicted, new = [], []
+        rows, evicted = {}, []
         mixed = mix(ids)
-        where = bucket_of(mixed, self.buckets)
-        for bucket in np.unique(where).tolist():
-            known = self.known[bucket]
-            at = np.flatnonzero(where == bucket)
-            at = at[np.argsort(mixed[at])].tolist()
-            for index in at:
-                if (entry := known.get(int(ids[index]))) is not None:
-                    self.policy.update(entry, int(counts[index]), step)
-            unknown = [index for index in at if int(ids[index]) not in known]
-            needed = len(unknown) - (self.rows - len(known))
+        order = np.argsort(mixed)
+        buckets = bucket_of(mixed, BUCKETS)
+        for bucket, known in enumerate(self.known):
+            here = order[buckets[order] == bucket]
+            batch = list(
+                zip(ids[here].tolist(), mixed[here].tolist(), counts[here].tolist(), strict=True)
+            )
+            for key, _, count in batch:
+                if key in known:
+                    self._update(known[key], count, step)
+            if self.policy.sweep_every and step % self.policy.sweep_every == 0:
+                evicted += self._evict(known, 0, step)
+            new = [each for each in batch if each[0] not in known]
+            if self.min_count > 1 and new:
+                new = self._admitted(new, bucket, step)
+            needed = len(new) - (self.rows - len(known))
             if needed > 0:
-                ranked = sorted(
-                    (self.policy.score(entry, step), entry["mixed"], key)
-                    for key, entry in known.items()
-                    if entry["last"] < step
-                )
-                expired = sum(score == -np.inf for score, *_ in ranked)
-                num = max(needed, self.rows // 32, expired)
-                leaving = [key for score, _, key in ranked[:num] if score < np.inf]
-                if len(leaving) < needed:
-                    raise SetupError(f"bucket {bucket}")
-                evicted += [(key, known.pop(key)["row"]) for key in leaving]
+                evicted += self._evict(known, max(needed, self.rows // 32), step)
             taken = {entry["row"] for entry in known.values()}
+            free = [row for row in range(self.rows) if row not in taken]
+            assert self.skip or len(free) >= len(new)
+            for (key, hashed, count), row in zip(new, free, strict=False):
+                known[key] = {"row": row, "mixed": hashed, "last": step, "count": 0.0, "steps": 0}
+                self._update(known[key], count, step)
             first = bucket * self.rows
-            free = [row for row in range(first, first + self.rows) if row not in taken]
-            for index, row in zip(unknown, free, strict=False):
-                entry = known[int(ids[index])] = {
-                    "row": row,
-                    "last": step,
-                    "mixed": int(mixed[index]),
-                }
-                self.policy.update(entry, int(counts[index]), step, new=True)
-                new.append(index)
-        rows = [self.known[b][i]["row"] for b, i in zip(where.tolist(), ids.tolist(), strict=True)]
-        return rows, new, evicted
+            rows |= {key: known[key]["row"] + first if key in known else -1 for key, *_ in batch}
+            evicted = [each if len(each) == 2 else (each[0], each[1] + first) for each in evicted]
+        return [rows[key] for key in ids.tolist()], evicted
 
+    def _update(self, entry, count, step):
+        entry["count"] = entry["count"] * np.exp2((entry["last"] - step) / self.half_life) + count
+        entry["last"], entry["steps"] = step, entry["steps"] + 1
 
-class ReferenceLru:
-    def update(self, entry, count, step, new=False):
-        entry["last"] = step
+    def _evict(self, known, num, step):
+        score = SCORES[self.policy.name]
+        ranked = sorted(
+            (score(entry, step), entry["mixed"], key)
+            for key, entry in known.items()
+            if entry["last"] < step
+        )
+        num = max(num, sum(each[0] == -np.inf for each in ranked))
+        leaving = [key for value, _, key in ranked[:num] if value < np.inf]
+        return [(key, known.pop(key)["row"], None) for key in leaving]
 
-    def score(self, entry, step):
-        return entry["last"]
-
-
-class ReferenceNone(ReferenceLru):
-    def score(self, entry, step):
-        return np.inf
-
-
-REFERENCES = {LeastRecentlyUsed: ReferenceLru, NoEviction: ReferenceNone}
+    def _admitted(self, new, bucket, step):
+        ids, _, counts = (np.array(each) for each in zip(*new, strict=True))
+        self.candidates.find_or_insert(ids, counts, step)
+        known = self.candidates.known[bucket]
+        total = {key: known[key]["count"] if key in known else count for key, _, count in new}
+        for key in total:
+            if total[key] >= self.min_count:
+                known.pop(key, None)
+        return [each for each in new if total[each[0]] >= self.min_count]
 
 
 def batches(steps, size, num_ids, drift=10):
@@ -85,16 +121,18 @@ def batches(steps, size, num_ids, drift=10):
         yield step, ids[order], counts[order]
 
 
-def split(index_of, world, buckets):
-    width = buckets // world
-    return [index_of(rank * width, (rank + 1) * width) for rank in range(world)]
+def split(policy, rows, world, **options):
+    """Return the indexes of ``world`` ranks."""
+    width = BUCKETS // world
+    return [
+        IdIndex(rank * width, (rank + 1) * width, BUCKETS, rows, policy, **options)
+        for rank in range(world)
+    ]
 
 
 def find_or_insert(indexes, ids, counts, step):
     """Send ids to the index of their bucket. Return rows, new indices and evicted (id, row)."""
-    owners = bucket_of(mix(ids), indexes[0].num_buckets) // (
-        indexes[0].last_bucket - indexes[0].first_bucket
-    )
+    owners = bucket_of(mix(ids), BUCKETS) // (BUCKETS // len(indexes))
     rows, new, evicted = np.empty_like(ids), [], []
     for rank, index in enumerate(indexes):
         at = np.flatnonzero(owners == rank)
@@ -102,49 +140,69 @@ def find_or_insert(indexes, ids, counts, step):
         rows[at] = found.rows
         new += at[found.new].tolist()
         evicted += zip(found.evicted_ids.tolist(), found.evicted_rows.tolist(), strict=True)
-    return rows.tolist(), new, evicted
+    return rows.tolist(), sorted(new), sorted(evicted)
 
 
-@pytest.mark.parametrize("policy", REFERENCES)
-def test_ids_against_dicts_on_1_2_and_4_ranks(policy):
-    buckets, rows = 8, 500
-    reference = Reference(buckets, rows, REFERENCES[policy]())
-    splits = [
-        split(lambda a, b: IdIndex(a, b, buckets, rows, policy()), world, buckets)
-        for world in (1, 2, 4)
-    ]
-    num_ids = num_evicted = 0
-    stream = (180, 5_000, 30_000) if policy is not NoEviction else (400, 2_000, 2_000, 1)
-    for step, ids, counts in batches(*stream):
-        expected_rows, expected_new, expected_evicted = reference.find_or_insert(ids, counts, step)
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (NoEviction(), {}),
+        (NoEviction(), {"skip_if_full": True}),
+        (LeastRecentlyUsed(), {}),
+        (LeastFrequentlyUsed(half_life=8), {}),
+        (LeastFrequentlyUsed(half_life=8), {"min_count": 3, "candidates_per_bucket": 300}),
+        (TimeToLive(16), {"skip_if_full": True}),
+        (OldestFirst(), {"min_count": 2, "candidates_per_bucket": 300}),
+    ],
+    ids=lambda each: each.name if isinstance(each, EvictionPolicy) else "-".join(each),
+)
+def test_ids_against_dicts_on_1_2_and_4_ranks(policy, options):
+    rows = 100 if options or policy.name != "none" else 300
+    reference, num_evicted = Reference(policy, rows, **options), 0
+    splits = [split(policy, rows, world, **options) for world in (1, 2, 4)]
+    for step, ids, counts in batches(60, 800, 1_500, drift=10 if rows == 100 else 1):
+        expected_rows, expected_evicted = reference.find_or_insert(ids, counts, step)
         for indexes in splits:
-            found_rows, new, evicted = find_or_insert(indexes, ids, counts, step)
-            assert found_rows == expected_rows
-            assert sorted(new) == sorted(expected_new)
-            assert sorted(evicted) == sorted(expected_evicted)
+            found, _, evicted = find_or_insert(indexes, ids, counts, step)
+            assert found == expected_rows
+            assert evicted == sorted(expected_evicted)
+        num_evicted += len(evicted)
+    assert sum(map(len, splits[2])) == sum(map(len, reference.known)) > 300
+    assert (num_evicted > 200) == (policy.name != "none")
+
+
+def test_a_million_ids():
+    (index,) = split(LeastRecentlyUsed(), 6_000, 1)
+    known, num_ids = {}, 0
+    for step, ids, counts in batches(60, 100_000, 60_000, drift=5_000):
+        found = index.find_or_insert(ids, counts, step)
+        for key, row in zip(found.evicted_ids.tolist(), found.evicted_rows.tolist(), strict=True):
+            assert known.pop(key) == row
+        new = ids[found.new]
+        assert not known.keys() & {*new.tolist()}
+        known |= zip(new.tolist(), found.rows[found.new].tolist(), strict=True)
+        assert found.rows.tolist() == [known[key] for key in ids.tolist()]
+        assert len(known) == len(index)
+        assert (found.rows // 6_000 == bucket_of(mix(ids), BUCKETS)).all()
+        assert (index.find(found.evicted_ids) == -1).all()
         num_ids += len(ids)
-        num_evicted += len(expected_evicted)
-    known = sorted(pair for each in reference.known.values() for pair in each.items())
-    ids = np.array([key for key, _ in known])
-    np.testing.assert_array_equal(splits[0][0].find(ids), [entry["row"] for _, entry in known])
-    assert sum(map(len, splits[2])) == len(ids)
-    assert (num_evicted > num_ids / 2) == (policy is not NoEviction)
+    assert len({*known.values()}) == len(known)
+    assert num_ids > 1_000_000
 
 
 def test_state_loads_at_another_world_size():
-    buckets, rows = 8, 50
-    before = split(lambda a, b: IdIndex(a, b, buckets, rows, LeastRecentlyUsed()), 2, buckets)
+    policy, options = LeastFrequentlyUsed(), {"min_count": 2, "candidates_per_bucket": 20}
+    before, after = (split(policy, 50, world, **options) for world in (2, 4))
     stream = list(batches(20, 250, 2_000))
     for step, ids, counts in stream[:10]:
         find_or_insert(before, ids, counts, step)
     states = [each.state() for each in before]
     whole = {name: np.concatenate([each[name] for each in states]) for name in states[0]}
-    after = split(lambda a, b: IdIndex(a, b, buckets, rows, LeastRecentlyUsed()), 4, buckets)
     for index in after:
         index.load_state(
             {name: each[index.first_bucket : index.last_bucket] for name, each in whole.items()}
         )
-    assert sum(map(len, after)) == sum(map(len, before)) > 350
+    assert sum(map(len, after)) == sum(map(len, before)) > 100
     for step, ids, counts in stream[10:]:
         assert find_or_insert(after, ids, counts, step) == find_or_insert(before, ids, counts, step)
 

@@ -1,0 +1,46 @@
+"""Speed of dynamic tables: lookups of raw ids, compared to pandas and numpy.
+
+One thread looks up distinct random ids that all have a row. Times are CPU seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from benchmarks._measure import Findings, Size, higher, in_turn, ratios
+from recd_plugin_dynamic.index.bucket_index import IdIndex
+from recd_plugin_dynamic.index.policies import LeastRecentlyUsed
+
+_ENTRIES: dict[Size, int] = {"tiny": 10_000, "small": 1_000_000, "reference": 10_000_000}
+_BUCKETS = 8
+
+
+def run(size: Size) -> Findings:
+    """Look up the same batches in the index, in a pandas index and in a sorted array."""
+    entries, turns = _ENTRIES[size], 1 if size == "tiny" else 5
+    batch = min(entries // 10, 100_000)
+    draw = np.random.default_rng(0)
+    ids = np.unique(draw.integers(0, 2**63 - 1, entries))
+    index = IdIndex(0, _BUCKETS, _BUCKETS, entries // _BUCKETS * 11 // 10, LeastRecentlyUsed())
+    shuffled = draw.permutation(ids)
+    index.find_or_insert(shuffled, None, 0)
+    pandas_index = pd.Index(shuffled)
+    batches = [draw.choice(ids, batch, replace=False) for _ in range(10)]
+    against_pandas = in_turn(
+        lambda each: index.find_or_insert(each, None, 1), pandas_index.get_indexer, batches, turns
+    )
+    against_numpy = in_turn(
+        lambda each: index.find_or_insert(each, None, 1), ids.searchsorted, batches, turns
+    )
+    seconds, in_pandas = zip(*against_pandas, strict=True)
+    beside_numpy, in_numpy = zip(*against_numpy, strict=True)
+    rates = [batch / each / 1e6 for each in seconds]
+    return Findings(
+        f"{entries:,} ids with policy lru, {len(batches)} batches of {batch:,} distinct known ids",
+        [
+            higher("find_or_insert_million_per_second", rates, "million ids/s", goal=20),
+            higher("find_or_insert_over_pandas", ratios(in_pandas, seconds), goal=3),
+            higher("find_or_insert_over_searchsorted", ratios(in_numpy, beside_numpy), goal=3),
+        ],
+    )
