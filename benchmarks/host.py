@@ -42,7 +42,6 @@ from recd_plugins.testing.fake_cuda import (
     HostEvent,
     fake_cuda,
     host_counts,
-    kernels_of,
     mark_phases,
 )
 from recd_plugins.training.optimizer import build_optimizer
@@ -245,7 +244,6 @@ def _operators(steps: Callable[[], None]) -> HostCounts:
     class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             counts.add("dispatched", func._schema.name)
-            counts.add("launch", func._schema.name, kernels_of(func))
             return func(*args, **(kwargs or {}))
 
     with Operators():  # type: ignore[no-untyped-call]
@@ -255,8 +253,7 @@ def _operators(steps: Callable[[], None]) -> HostCounts:
 
 def _profiled(steps: Callable[[], None]) -> HostCounts:
     """Count operators, then the CUDA calls in torch.profiler, without phases and places."""
-    counted = _operators(steps)
-    counts = HostCounts({e: times for e, times in counted.items() if e.what == "dispatched"})
+    counts = _operators(steps)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         steps()

@@ -26,7 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.sharding.coalesced.input_dist import numbers_on
 
 _WORD = torch.int32  # the dtype in which sizes, lengths, ids and weights are sent
-_recat_of_even_batches = cache(_get_recat)
+_get_recat = cache(_get_recat)
 
 
 def exchange_sizes_once(modules: Iterable[nn.Module]) -> None:
@@ -169,10 +169,8 @@ class _Arriving(KJTAllToAllTensorsAwaitable):
         variable = features.variable_stride_per_key()
         self._stride_per_rank = None if variable else batch.flatten().tolist()
         # Permutation of received bags from rank order to key order; None without keys.
-        layout = keys, len(splits), request.stagger, self._device
-        uneven = not variable and len({*batch.flatten()}) > 1
-        recat = _get_recat(*layout, self._stride_per_rank) if uneven else None
-        self._recat = recat if uneven else _recat_of_even_batches(*layout)
+        self._recat = _get_recat(keys, len(splits), request.stagger, self._device)
+        self.uneven = not variable and keys > 0 and len(set(batch.flatten())) > 1
         nodes = self._workers // request.stagger
         self.order = sorted(range(self._workers), key=lambda rank: rank % nodes)
         self.rows, self._ids_per_key = rows, ids.sum(0).tolist()
@@ -243,19 +241,17 @@ class _AllToAll:
             group=group,
             async_op=True,
         )
-        segments = np.stack([np.cumsum(sizes).reshape(sizes.shape) - sizes, sizes])
         ends = np.cumsum([tensor.from_ranks.shape[1] for tensor in self._tensors])
-        by_key = [
-            of_tensor[:, order].transpose(0, 2, 1).reshape(2, -1)
-            for of_tensor, (_, order) in zip(np.split(segments, ends[:-1], 2), pairs, strict=True)
+        of_tensors = np.split(_segments(sizes), ends[:-1], axis=2)
+        segments = [
+            _by_key(each, order) for each, (_, order) in zip(of_tensors, pairs, strict=True)
         ]
-        starts, words = np.concatenate(by_key, axis=1)
-        numbers = range(len(starts) + 1), [*starts, 0], [0, *np.cumsum(words)]
-        which, starts, ends = numbers_on(self._arrived.device, *numbers, dtype=_WORD)
-        self._index = which[:0]
-        if total := len(self._arrived):
-            expand = torch.ops.fbgemm.expand_into_jagged_permute
-            self._index = expand(which[:-1], starts, ends, total)
+        uneven = [each for each in requests if each.uneven]
+        bags = [_by_key(_segments(each.rows), each.order) for each in uneven]
+        words = np.concatenate(segments, axis=1)
+        self._index, *recats = _positions(self._arrived.device, words, *bags)
+        for each, recat in zip(uneven, recats, strict=True):
+            each._recat = recat
 
     def wait(self) -> None:
         if not self._tensors:
@@ -267,3 +263,25 @@ class _AllToAll:
             tensor.received = received.view(tensor.received.dtype)
         self._tensors = []
         del self._sent, self._arrived, self._index
+
+
+def _segments(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the starts and the sizes of adjacent segments, ``[2, *sizes.shape]``."""
+    return np.stack([(np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape), sizes])
+
+
+def _by_key(segments: NDArray[np.int64], order: list[int]) -> NDArray[np.int64]:
+    """Sort segments ``[2, ranks, keys]`` by key, and by rank in ``order``."""
+    return segments[:, order].transpose(0, 2, 1).reshape(2, -1)
+
+
+def _positions(device: torch.device, *all_segments: NDArray[np.int64]) -> Sequence[Tensor]:
+    """Return the concatenated index ranges of each array of segments, int32."""
+    starts, sizes = np.concatenate(all_segments, axis=1)
+    totals = [int(segments[1].sum()) for segments in all_segments]
+    if not sum(totals):
+        return [torch.empty(0, dtype=_WORD, device=device) for _ in totals]
+    numbers = [range(len(starts) + 1), [*starts, 0], [0, *np.cumsum(sizes)]]
+    which, inputs, outputs = numbers_on(device, *numbers, dtype=_WORD)
+    expand = torch.ops.fbgemm.expand_into_jagged_permute
+    return torch.split(expand(which[:-1], inputs, outputs, sum(totals)), totals)

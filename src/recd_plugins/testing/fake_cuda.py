@@ -7,8 +7,8 @@ launches, copies and waits (syncs) of training steps, and their source lines. Ti
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from recd_plugins.testing.attention_kernel import attention_kernel
 
-__all__ = ["HostCounts", "HostEvent", "fake_cuda", "host_counts", "kernels_of", "mark_phases"]
+__all__ = ["HostCounts", "HostEvent", "fake_cuda", "host_counts", "mark_phases"]
 
 _MEMORY = 80 << 30
 _NAME = "fake_device"  # the device type that C++ code sees
@@ -124,8 +124,9 @@ class HostCounts(Counter[HostEvent]):
     def add(self, what: str, kind: str, count: int = 1) -> None:
         """Count events at the caller's place, phase and stream."""
         if count:
+            phase = "backward" if _in_backward() else _phases[-1]
             place = "" if what == "dispatched" else _place()
-            self[HostEvent(_phase(), what, kind, place, _streams[-1].name)] += count
+            self[HostEvent(phase, what, kind, place, _streams[-1].name)] += count
 
 
 _counts: HostCounts | None = None
@@ -164,8 +165,7 @@ def _in_phase(phase: str) -> Iterator[None]:
         _phases.pop()
 
 
-def kernels_of(operator: Any) -> int:
-    """Return the approximate number of kernels that an ATen operator launches on CUDA."""
+def _kernels_of(operator: Any) -> int:
     namespace, _, name = operator._schema.name.partition("::")
     if name in _NO_KERNELS or namespace in ("prim", "profiler") or operator.is_view:
         return 0
@@ -183,18 +183,12 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _phase() -> str:
-    return "backward" if _in_backward() else _phases[-1]
-
-
 def _place() -> str:
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
         found = next((at for mark in _CODE if (at := path.rfind(mark)) >= 0), -1)
         if found >= 0 and path != __file__:
-            return f"{path[found + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
-        frame = frame.f_back
+            return f"{path[found + 1 :]}:{line} {frame.f_code.co_name}"
     if _in_backward():
         node = torch._C._current_autograd_node()
         return f"autograd {node.name() if node is not None else ''}"
@@ -222,11 +216,9 @@ class _Event:
 class _Stream(_Event):
     wait_stream = wait_event = _nothing
 
-    def __init__(self, *_: Any, name: str = "", priority: int = 0, **__: Any) -> None:
-        self.device, self.priority = _device, priority
-        self.cuda_stream = self.stream_id = id(self)
-        number = next(_created)
-        self.name = name or f"stream {number}"
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device, number = _device, next(_created)
+        self.name = f"stream {number}" if number else "default"
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
@@ -264,8 +256,7 @@ class _Graph:
             for func, args, kwargs, results in self._operators:
                 found = _tensors(func(*args, **kwargs))
                 for kept, again in zip(_tensors(results), found, strict=True):
-                    if kept.data_ptr() != again.data_ptr():  # neither a view nor written in place
-                        kept.copy_(again)
+                    kept.copy_(again)
 
 
 #: Operators of the CUDA graph that is being captured, with their arguments and results.
@@ -273,7 +264,7 @@ _captured: list[Any] | None = None
 _torch_empty = torch.empty
 _device = torch.device("cuda", 0)
 _created = itertools.count()  # numbers of streams
-_default = _Stream(name="default")
+_default = _Stream()
 #: Stack of entered streams, from the default stream to the current one.
 _streams = [_default]
 #: Pinned tensors keyed by the address of their storage. Referenced, so that no address is reused.
@@ -425,7 +416,7 @@ def _count_operator(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[st
     repeats = short == "repeat_interleave" and kwargs.get("output_size") is None
     if short in _WAITS or by_mask or repeats:
         _count("sync", short)
-    _count("launch", name, kernels_of(func))
+    _count("launch", name, _kernels_of(func))
 
 
 def _count_copy(on_host: Any, to_device: bool, more: Any, kwargs: dict[str, Any]) -> None:
