@@ -186,6 +186,7 @@ IN_TURN = {
     "recd_plugin_scars/tests/test_hot_batches_run.py": 3,
     "recd_plugin_scars/tests/test_window_reader.py::test_goes_on_at_every": 3,
     "recd_plugin_runs/tests/test_encode.py::test_a_sample": 3,
+    "recd_plugin_streaming/tests/test_kafka_run.py": 3,
     "recd_plugin_runs/tests/test_exported_models.py": 3,
     "recd_plugin_torchrec/tests/test_coalesce_run.py": 3,
     "test_absence.py": 10,

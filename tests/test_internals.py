@@ -20,7 +20,8 @@ _BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 #: Packages and modules of the standard library whose private names are used.
 _OTHERS = ("torch", "torchrec", "fbgemm_gpu", "fsspec", "multiprocessing", "os", "sys", "typing")
 #: Names in compiled code and in optional packages.
-_NOT_IN_SOURCES = frozenset({"_PARTITION_EOF", "_internal_kv_del", "_internal_kv_put", "_internal"})
+_KAFKA = ("_PARTITION_EOF", "_ALL_BROKERS_DOWN", "_AUTO_OFFSET_RESET")
+_NOT_IN_SOURCES = frozenset({*_KAFKA, "_internal_kv_del", "_internal_kv_put", "_internal"})
 
 
 def missing(folder: Path) -> list[str]:

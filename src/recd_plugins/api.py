@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         Sharding,
         Split,
         StepShape,
+        StreamReader,
         Table,
         TableStrategy,
         TargetPooling,

@@ -167,10 +167,21 @@ def check_dataset(config: RunConfig) -> None:
     """Raise RegistryError if the dataset's options contradict the columns of its data."""
     with plugin_call(config.dataset, "mistakes"):
         mistakes = list(config.dataset.mistakes())
-    if mistakes:
-        raise RegistryError(
-            [config.problem(("dataset", "options", *option), what) for option, what in mistakes]
-        )
+    problems = [config.problem(("dataset", "options", *option), what) for option, what in mistakes]
+    if config.dataset.is_stream:
+        asked = {
+            ("dataset", "wrap"): bool(config.wrappers),
+            ("ingestion",): config.ingestion is not None,
+            ("training", "workers"): config.training.workers > 0,
+            ("training", "epochs"): config.training.epochs > 1,
+        }
+        problems += [
+            config.problem(key, f"dataset {config.dataset.name!r} is a stream. Remove this key.")
+            for key, used in asked.items()
+            if used
+        ]
+    if problems:
+        raise RegistryError(problems)
 
 
 def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:

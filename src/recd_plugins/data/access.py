@@ -124,8 +124,7 @@ def table_reads(
         pipeline = RowPipeline(registry, placement, num_embeddings)
         dataset = read_first_rows(registry).dataset if registry.wrappers else registry.dataset
         size = registry.training.batch_size
-        reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")
-        batches = map(pipeline.batch, pipeline.reading(reader))
+        batches = map(pipeline.batch, pipeline.reading(dataset.sample(size)))
     else:
         batches = _stored(registry, num_embeddings, rows)
     samples = 0

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 
 from recd_plugins.config import RunConfig
 from recd_plugins.config.entries import at_entry
@@ -31,11 +32,13 @@ from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.rows import concat_rows
 from recd_plugins.interfaces import Dataset, Feed, Reader, Rows, Split, TableStrategy
 from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.interfaces.dataset import StreamReader
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.plugin_modules import modules_of_files
 from recd_plugins.runtime.processes import portable
+from recd_plugins.runtime.rank_agreement import all_gather_object
 
 
 def read_task(
@@ -130,30 +133,84 @@ def check_ingestion(registry: RunConfig) -> None:
 
 
 _END: Any = object()
+# A signal ends the wait for a stream after this time.
+_SECONDS_OF_POLL = 0.5
+_POLLS_UNTIL_IDLE = 2
 
 
 class DataLoader:
     """Iterates over one rank's batches from the current position to the end of the epoch.
 
-    Closing the loader closes ``feed``, the source of the batches.
+    Closing the loader closes ``feed``, the source of the batches. All ranks iterate over a stream
+    together: it ends when it ends for a rank, or when ``interrupted`` returns True on a rank.
+
+    If a stream has no new batch for a second, the iteration ends with ``is_idle``, so that a train
+    pipeline trains the batches that it has prefetched. The next iteration waits for a batch.
+
+    Attributes:
+        is_idle: whether the last iteration ended because a stream had no new batch.
+        lag: number of rows of a stream behind its end, over all ranks; None for other datasets.
     """
 
-    def __init__(self, reader: Reader, feed: Feed, pin_memory: bool) -> None:
+    def __init__(
+        self, reader: Reader, feed: Feed, pin_memory: bool, *, world_size: int = 1
+    ) -> None:
         self._reader = reader
         self._feed = feed
         self._pin_memory = pin_memory
+        self._world_size = world_size
+        self._stream = reader if isinstance(reader, StreamReader) else None
+        self.interrupted: Callable[[], bool] = lambda: False
+        self.is_idle = False
+        self.lag: int | None = None
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
         batches = iter(self._feed.read(self._reader))
-        while True:
+        self.is_idle = False
+        for number in count():
+            if self._stream is not None and not self._has_batch(self._stream, first=number == 0):
+                return
             with doing("reading data"):
                 model_input = next(batches, _END)
             if model_input is _END:
                 return
             yield pinned(model_input) if self._pin_memory else model_input
+
+    def _has_batch(self, stream: StreamReader, *, first: bool) -> bool:
+        """Wait until each rank has a batch. Return False if the stream has ended or is idle."""
+        for number in count(1):
+            with doing("waiting for messages"):
+                found = stream.poll(_SECONDS_OF_POLL)
+            ended = found is None or self.interrupted()
+            sums = torch.tensor([bool(found), ended, stream.lag()], dtype=torch.int64)
+            if self._world_size > 1:
+                dist.all_reduce(sums)
+            ready, ended, self.lag = sums.tolist()
+            if ended or ready == self._world_size:
+                return not ended
+            if not first and number == _POLLS_UNTIL_IDLE:
+                self.is_idle = True
+                return False
+        raise AssertionError("the loop has no end")
+
+    @property
+    def is_stream(self) -> bool:
+        return self._stream is not None
+
+    def merged(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the position of all ranks for a checkpoint, from each rank's position.
+
+        All ranks must call it.
+        """
+        if self._stream is None or state is None:
+            return state
+        states = [state]
+        if self._world_size > 1:
+            states = all_gather_object("saving positions of the stream", state)
+        return self._stream.merge_states(states)
 
     def num_left(self) -> int | None:
         """Return the number of remaining batches in the epoch, or None if unknown."""
@@ -177,6 +234,8 @@ class DataLoader:
     def close(self) -> None:
         """Stop the processes that produce batches. Leaving the context calls this method."""
         self._feed.close()
+        if self._stream is not None:
+            self._stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -215,7 +274,7 @@ def build_dataloader(
     feed: Feed
     if entry is None and not num_workers:
         feed = RowPipeline.of_model(registry, prepared)
-        return DataLoader(reader, feed, pin_memory)
+        return DataLoader(reader, feed, pin_memory, world_size=world_size)
     task = read_task(registry, rank, world_size, split, prepared)
     if entry is None:
         from recd_plugins.data.workers import Workers

@@ -21,7 +21,6 @@ from recd_plugins.interfaces import (
     Lookups,
     PlanContext,
     PluginOptions,
-    Reader,
     Rows,
     Sharding,
     Table,
@@ -268,7 +267,7 @@ class FirstRows:
     def batches(self, count: int) -> Iterator[Rows]:
         """Yield the ``count - 1`` training batches that follow ``rows``, of the same size."""
         with plugin_call(self.dataset, "reader"):
-            yield from islice(_reader(self.dataset, len(self.rows)), 1, count)
+            yield from islice(self.dataset.sample(len(self.rows)), 1, count)
 
 
 def read_first_rows(registry: RunConfig) -> FirstRows:
@@ -278,15 +277,11 @@ def read_first_rows(registry: RunConfig) -> FirstRows:
         dataset = inner.wrap_dataset(UnknownLookups())
         try:
             with plugin_call(dataset, "reader"):
-                rows = next(iter(_reader(dataset, registry.training.batch_size)))
+                rows = next(iter(dataset.sample(registry.training.batch_size)))
         except _NotPrepared:
             continue
         return FirstRows(rows, dataset, registry.wrappers[count:])
     raise AssertionError("a dataset without wrappers needs no model")
-
-
-def _reader(dataset: Dataset, batch_size: int) -> Reader:
-    return dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
 
 
 def wrapped_dataset(registry: RunConfig) -> Dataset:

@@ -17,6 +17,7 @@ from recd_plugins.data.list_dict import concat_batches
 from recd_plugins.interfaces import Dataset, Split
 from recd_plugins.interfaces.plugin import plugin_items
 from recd_plugins.interfaces.rows import Origin, Rows
+from recd_plugins.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +151,14 @@ def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Ite
 def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
     """Yield the first ``limit`` training rows in stored order, without dataset wrappers."""
     dataset, left = registry.dataset, sys.maxsize if limit is None else limit
-    batches = rows_of_split(dataset, "train", registry.training.batch_size)
+    if dataset.is_stream and limit is None:
+        raise DataError(
+            f"dataset {dataset.name!r} is a stream, so its rows cannot all be read before "
+            "training. Remove plugins that read all training rows, such as vocabularies"
+        )
+    size = registry.training.batch_size
+    stream = dataset.is_stream
+    batches = iter(dataset.sample(size)) if stream else rows_of_split(dataset, "train", size)
     for rows in plugin_items(dataset, "reader", batches):
         if len(rows):
             yield slice_rows(rows, 0, min(left, len(rows)))

@@ -21,6 +21,7 @@ from recd_plugins.interfaces.dataset import (
     Lookups as Lookups,
     Reader as Reader,
     Split as Split,
+    StreamReader as StreamReader,
 )
 from recd_plugins.interfaces.ingestion import Feed as Feed, Ingestion as Ingestion
 from recd_plugins.interfaces.model import (

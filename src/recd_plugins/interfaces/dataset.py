@@ -122,10 +122,51 @@ class Reader(ABC):
         """
 
 
+#: Length of a stream, which may have no end.
+ENDLESS = 1 << 40
+
+
+class StreamReader(Reader):
+    """Reads one rank's share of a stream, such as partitions of a Kafka topic.
+
+    A stream has one epoch and no known number of batches. Before each batch, the data loader calls
+    ``poll`` on all ranks and trains when every rank has a batch. Ranks may have different
+    positions. ``merge_states`` combines them for a checkpoint.
+    """
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    @abstractmethod
+    def poll(self, seconds: float) -> bool | None:
+        """Wait up to ``seconds`` for the next batch.
+
+        Returns:
+            True if a batch is ready, so that the iterator yields it without waiting; False if
+            there is none yet; None if the stream has ended.
+
+        Raises:
+            DataError: the stream cannot be read any further.
+        """
+
+    @abstractmethod
+    def lag(self) -> int:
+        """Return the number of this rank's known rows that were not yielded yet."""
+
+    @abstractmethod
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Combine the results of ``state_dict`` of all ranks, in the order of ranks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections and threads."""
+
+
 class Dataset(Plugin, ABC):
     """Source of training rows, such as a Parquet table.
 
     Attributes:
+        is_stream: whether ``reader`` returns a StreamReader.
         row_options: names of options that select, order or repair rows. These options may change
             before scoring with a checkpoint, but not before resuming a run.
         trained_schema: ``schema`` from the checkpoint, set before ``to_score`` if the training data
@@ -135,6 +176,7 @@ class Dataset(Plugin, ABC):
     """
 
     kind: ClassVar[str] = "dataset"
+    is_stream: ClassVar[bool] = False
     row_options: ClassVar[frozenset[str]] = frozenset()
     trained_schema: FeatureSchema | None = None
     trained_kinds: Mapping[str, str] = MappingProxyType({})
@@ -206,6 +248,14 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: the split does not exist or has too few rows for one batch on every rank.
         """
+
+    def sample(self, batch_size: int) -> Iterable[Rows]:
+        """Return batches of training rows, with which converters and preprocessing are fitted.
+
+        The batches are equal on all ranks. By default they are all training batches. A stream
+        overrides this method, and yields the batches that exist now, at least one.
+        """
+        return self.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
 
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split

@@ -125,10 +125,16 @@ class Interrupts:
                 signal.signal(number, handler)  # type: ignore[arg-type]
         self._before = {}
 
-    def asked(self) -> int:
+    @property
+    def received(self) -> bool:
+        """Return whether this rank has received a signal."""
+        return self._got != 0
+
+    def asked(self, *, at_once: bool = False) -> int:
         """Return the number of a signal that any rank received, or 0.
 
-        All ranks must call it after each step.
+        All ranks must call it after each step. ``at_once`` compares the ranks in this call;
+        otherwise they are compared about once per second.
         """
         import torch
         import torch.distributed as dist
@@ -136,7 +142,7 @@ class Interrupts:
         if self._world_size == 1:
             return self._got
         self._left -= 1
-        if self._left > 0:
+        if self._left > 0 and not at_once:
             return 0
         now = time.monotonic()
         each = (now - self._asked) / self._steps

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
 from recd_plugins.data.stalls import Stalls
+from recd_plugins.interfaces.dataset import ENDLESS
 from recd_plugins.report.output import error_console
 
 #: Seconds between two lines of a log file, and between two draws of a live line.
@@ -26,7 +27,8 @@ class ProgressLine:
 
     Prints log lines, or updates the live bar ``bar``, at most every ``every`` seconds. The run
     began after step ``done`` and ends at step ``total``. A step has ``samples`` rows over all
-    ranks; None hides the speed. ``waiting`` returns recent data stalls (waits for batches).
+    ranks; None hides the speed. ``waiting`` returns recent data stalls (waits for batches),
+    and ``lag`` the number of rows behind the end of a stream. A stream has no total.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class ProgressLine:
         waiting: Callable[[], Stalls | None] = lambda: None,
         every: float = float("inf"),
         bar: Progress | None = None,
+        lag: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._name, self._done, self._total = name, done, total
         self._samples, self._waiting, self._every, self._bar = samples, waiting, every, bar
+        self._lag = lag
         self._paused = 0.0
         self._loss: Tensor | None = None
         self._shown = self._now()
@@ -78,16 +82,20 @@ class ProgressLine:
         each = (now - start) / (self._done - before) if self._done > before else 0.0
         loss, waiting = self._loss.item(), self._waiting()
         speed = self._samples / each if each and self._samples is not None else None
-        left = max(0, self._total - self._done) * each if each else None
+        endless, lag = self._total >= ENDLESS, self._lag()
+        left = max(0, self._total - self._done) * each if each and not endless else None
         if self._bar is not None:
             live = [f"loss={loss:.4f}"] + ([] if speed is None else [f"{speed:,.0f} rows/s"])
             live += [] if left is None else [f"eta {timedelta(seconds=round(left))}"]
+            live += [] if lag is None else [f"lag {lag:,}"]
             self._bar.update(self._bar.task_ids[0], said=" ".join(live))
             return
-        words = [f"{self._name}: step={self._done} of={self._total} loss={loss:.6g}"]
+        of = "" if endless else f" of={self._total}"
+        words = [f"{self._name}: step={self._done}{of} loss={loss:.6g}"]
         words += [] if speed is None else [f"samples_per_second={speed:.0f}"]
         words += [] if left is None else [f"eta_seconds={left:.0f}"]
         words += [] if waiting is None else [f"waiting={waiting.share:.3f}"]
+        words += [] if lag is None else [f"lag={lag}"]
         click.echo(" ".join(words), err=True)
 
     def _now(self) -> float:
@@ -104,6 +112,7 @@ def progress_bar(
     samples: int | None = None,
     waiting: Callable[[], Stalls | None] = lambda: None,
     log_every: float | None = None,
+    lag: Callable[[], int | None] = lambda: None,
 ) -> Iterator[ProgressLine]:
     """Yield a ``ProgressLine``, which shows the progress only on rank 0."""
     if rank != 0:
@@ -112,7 +121,7 @@ def progress_bar(
     console = error_console()
     if log_every is not None or not console.is_terminal:
         every = log_every or LOG_EVERY
-        log = ProgressLine(name, done, total, samples, waiting, every)
+        log = ProgressLine(name, done, total, samples, waiting, every, lag=lag)
         start = time.monotonic()
         yield log
         if samples is not None or time.monotonic() - start > every:
@@ -125,7 +134,7 @@ def progress_bar(
         TextColumn("{task.fields[said]}"),
     )
     with Progress(*columns, console=console) as bar:
-        bar.add_task(name, total=total, completed=done, said="")
-        live = ProgressLine(name, done, total, samples, waiting, _LIVE_EVERY, bar)
+        bar.add_task(name, total=None if total >= ENDLESS else total, completed=done, said="")
+        live = ProgressLine(name, done, total, samples, waiting, _LIVE_EVERY, bar, lag)
         yield live
         live.update()

@@ -148,6 +148,7 @@ class BatchSource:
     ) -> None:
         self._loader = loader
         self._start = start or Progress()
+        self._step, self._epoch = self._start.step, self._start.epoch
         self._epochs = epochs
         self._steps = steps
         self._waiting: deque[Progress] = deque()
@@ -164,13 +165,15 @@ class BatchSource:
         return whole if self._steps is None else min(whole, self._steps)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        step = self._start.step
-        for epoch in range(self._start.epoch, self._epochs):
-            for batch in self._loader:
-                if self._steps is not None and step >= self._steps:
-                    return
-                step += 1
-                self._waiting.append(Progress(step, epoch, self._loader.state_dict()))
+        last = math.inf if self._steps is None else self._steps
+        for epoch in range(self._epoch, self._epochs):
+            self._epoch = epoch
+            batches = iter(self._loader)
+            # A stream may have no batch after the last step.
+            while self._step < last and (batch := next(batches, None)) is not None:
+                self._step += 1
+                progress = Progress(self._step, self._epoch, self._loader.state_dict())
+                self._waiting.append(progress)
                 yield batch
 
     def trained(self) -> Progress:
@@ -205,6 +208,7 @@ class Trainer:
             weight_losses(self.dmp)
         self.pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self.loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
+        self.loader.interrupted = lambda: interrupts.received
         check_fitted_alike(self.registry)
         self.rates = LearningRates(parts.optimizer, training.schedule)
         self.step_samples = training.batch_size * world_size
@@ -254,9 +258,7 @@ class Trainer:
     def train(self) -> None:
         """Train until the last step, or raise ``RunInterrupted`` after a signal."""
         validation, measurement, parts = self.validation, self.measurement, self.parts
-        batches: Iterator[ModelInput] = map(
-            self.callbacks.queued, measurement.stalls.metered(self.source)
-        )
+        batches = self._batches()
         expected_steps = self.source.expected_steps
         self.callbacks.start(
             self.progress, expected_steps, parts.tables, parts.dmp, parts.optimizer
@@ -271,6 +273,7 @@ class Trainer:
             expected_steps,
             samples=self.step_samples,
             waiting=measurement.stalls.recent,
+            lag=lambda: self.loader.lag,
             log_every=self.job.log_every,
         )
         with self.loader, line as shown:
@@ -281,7 +284,14 @@ class Trainer:
                     every = validation.every
                     segment = islice(batches, every - self.progress.step % every)
                 self._train_on(segment, shown)
+                if self.loader.is_stream:  # a signal also ends the wait for a batch
+                    self._stop_if_asked(at_once=True)
+                if self.loader.is_idle:
+                    measurement.ran_dry()
+                    batches = self._batches()
                 if validation is None or not validation.due(self.progress.step):
+                    if self.loader.is_idle:
+                        continue
                     break
                 measurement.ran_dry()
                 with shown.paused():
@@ -299,6 +309,9 @@ class Trainer:
             self._validate(validation)
         self._average_losses()
         self._save()
+
+    def _batches(self) -> Iterator[ModelInput]:
+        return map(self.callbacks.queued, self.measurement.stalls.metered(self.source))
 
     def _train_on(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
         while True:
@@ -329,7 +342,10 @@ class Trainer:
         """Save a checkpoint if one is due, and stop the run after a signal."""
         if is_best or self.progress.step % self.training.checkpoint.every == 0:
             self._save()
-        if not (number := self.interrupts.asked()):
+        self._stop_if_asked()
+
+    def _stop_if_asked(self, *, at_once: bool = False) -> None:
+        if not (number := self.interrupts.asked(at_once=at_once)):
             return
         self._save()
         self.callbacks.interrupted(self.progress.step, signal.Signals(number).name)
@@ -356,6 +372,7 @@ class Trainer:
             self.finite.check_state(self.dmp, self.parts.optimizer, step)
             progress = replace(
                 self.progress,
+                reader=self.loader.merged(self.progress.reader),
                 losses=list(losses),
                 callbacks=self.callbacks.states(),
                 validation=curve,
@@ -525,7 +542,8 @@ class Trainer:
 
     def _unread_line(self) -> str:
         """Return a line about the rows that fill no batch; "" if there are none."""
-        if self.registry.wrappers:  # they may change the number of rows
+        # Wrappers may change the number of rows.
+        if self.registry.wrappers or self.loader.is_stream:
             return ""
         whole = self.registry.dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
         unread = len(whole) - len(self.loader) * self.step_samples

@@ -1,0 +1,79 @@
+"""Counts messages that cannot be trained, and writes them to files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+
+from recd_plugins.api import DataError
+
+
+class DeadLetters:
+    """Bad messages of one rank.
+
+    Args:
+        folder: folder for a JSON Lines file per partition; None writes no files.
+        most: number of bad messages above which ``add`` raises DataError.
+        topic: name of the topic, part of the file names.
+    """
+
+    def __init__(self, folder: Path | None, most: int, topic: str) -> None:
+        self._folder, self._most, self._topic = folder, most, topic
+        self._last: dict[str, int] = {}
+        self.count = 0
+
+    def add(self, partition: str, offset: int, value: bytes | None, reason: str) -> None:
+        """Count and store a bad message. A file contains each message once, also after a resume.
+
+        Raises:
+            DataError: there are more bad messages than allowed.
+        """
+        self.count += 1
+        if self.count == 1:
+            print(
+                f"{self._topic}: partition {partition}, offset {offset} is not trained: {reason}. "
+                "Further such messages are only counted.",
+                file=sys.stderr,
+                flush=True,
+            )
+        if self._folder is not None:
+            self._write(self._folder, partition, offset, value, reason)
+        if self.count > self._most:
+            raise DataError(
+                f"{self._topic}: {self.count} messages cannot be trained, more than "
+                f"max_bad_messages ({self._most}). The last one is partition {partition}, offset "
+                f"{offset}: {reason}. Repair the producer or the option 'columns', or raise "
+                "max_bad_messages"
+            )
+
+    def _write(
+        self, folder: Path, partition: str, offset: int, value: bytes | None, reason: str
+    ) -> None:
+        path = folder / f"{self._topic}.{partition}.jsonl"
+        if partition not in self._last:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._last[partition] = _last_offset(path)
+        if offset <= self._last[partition]:
+            return
+        entry: dict[str, object] = {"offset": offset, "reason": reason}
+        try:
+            entry["value"] = None if value is None else value.decode()
+        except UnicodeDecodeError:
+            entry["base64"] = base64.b64encode(value or b"").decode()
+        with path.open("ab", buffering=0) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+        self._last[partition] = offset
+
+
+def _last_offset(path: Path) -> int:
+    """Return the last offset in a file, or -1. Removes a line that a killed run left incomplete."""
+    if not path.exists():
+        return -1
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(sum(map(len, lines[:-1])))
+        lines.pop()
+    return int(json.loads(lines[-1])["offset"]) if lines else -1

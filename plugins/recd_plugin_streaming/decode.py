@@ -1,0 +1,95 @@
+"""Conversion of message values to Arrow rows. Messages that do not parse are found one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+from numpy.typing import NDArray
+
+from recd_plugin_streaming.columns import Columns
+
+#: Function that converts message values to one row each. Raises ValueError if this is impossible.
+Parse = Callable[[Sequence[bytes], Columns], pa.RecordBatch]
+
+
+def decode(
+    values: Sequence[bytes | None], columns: Columns, parse: Parse
+) -> tuple[pa.RecordBatch, NDArray[np.int64], dict[int, str]]:
+    """Convert message values to rows.
+
+    Returns:
+        ``(rows, places, bad)``: a row for each good message, the indices of the good messages
+        (int64 ``[num_rows]``), and a dict from the index of each bad message to the reason.
+    """
+    bad = {place: "the message is empty" for place, value in enumerate(values) if not value}
+    places = np.array([place for place, value in enumerate(values) if value], np.int64)
+    parsed = _parse([value for value in values if value], places, columns, parse, bad)
+    if not parsed:
+        return pa.RecordBatch.from_pylist([], schema=columns.arrow), np.empty(0, np.int64), bad
+    rows = pa.concat_batches([batch for batch, _ in parsed])
+    places = np.concatenate([of_batch for _, of_batch in parsed])
+    if mistakes := columns.mistakes(rows):
+        bad |= {int(places[row]): reason for row, reason in mistakes.items()}
+        kept = np.delete(np.arange(len(places)), list(mistakes))
+        rows, places = rows.take(pa.array(kept)), places[kept]
+    return rows, places, bad
+
+
+def _parse(
+    values: Sequence[bytes],
+    places: NDArray[np.int64],
+    columns: Columns,
+    parse: Parse,
+    bad: dict[int, str],
+) -> list[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+    """Parse all messages at once. If this fails, divide them in halves to find the bad ones."""
+    if not values:
+        return []
+    try:
+        return [(parse(values, columns), places)]
+    except ValueError as error:  # also the base class of ArrowInvalid
+        if len(values) == 1:
+            bad[int(places[0])] = str(error)
+            return []
+    half = len(values) // 2
+    halves = (values[:half], places[:half]), (values[half:], places[half:])
+    return [found for half in halves for found in _parse(*half, columns, parse, bad)]
+
+
+def parse_json(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
+    """Parse messages that are one JSON object each. Other keys than ``columns`` are ignored."""
+    for value in values:
+        text = value.strip()
+        if not (text.startswith(b"{") and text.endswith(b"}")):
+            raise ValueError("the message is not a JSON object")
+    text = b"\n".join(values)
+    table = pa_json.read_json(
+        pa.BufferReader(text),
+        pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        pa_json.ParseOptions(
+            explicit_schema=columns.arrow,
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
+        ),
+    )
+    if table.num_rows != len(values):  # a message with several objects
+        raise ValueError("the message is not one JSON object")
+    (batch,) = table.select(columns.arrow.names).combine_chunks().to_batches()
+    return batch
+
+
+def parse_arrow(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
+    """Parse messages that are Arrow IPC streams with one row each, as of ``recd logs produce``."""
+    batches = []
+    for value in values:
+        try:
+            batch = pa.ipc.open_stream(value).read_next_batch()
+        except (OSError, StopIteration) as error:
+            raise ValueError(f"the message is not an Arrow IPC stream ({error})") from error
+        if batch.num_rows != 1:
+            raise ValueError(f"the message has {batch.num_rows} rows, expected 1")
+        batches.append(columns.cast(batch))
+    return pa.concat_batches(batches)

@@ -1,0 +1,401 @@
+"""The dataset plugin ``streaming.kafka``, which trains on the messages of a Kafka topic."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import AwareDatetime, Field, NonNegativeInt
+
+from recd_plugin_streaming.columns import Columns
+from recd_plugin_streaming.dead_letters import DeadLetters
+from recd_plugin_streaming.decode import Parse, decode, parse_arrow, parse_json
+from recd_plugin_streaming.options import Stream, StreamOptions
+from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, joined, size
+from recd_plugin_streaming.source import Chunk, Source
+from recd_plugins.api import DataError, Origin, Rows, imports, row_tables
+
+_SECONDS = 30.0
+# The client is asked this often whether the servers answer again.
+_RETRY_SECONDS = 5.0
+_MOST_MESSAGES = 4096
+_PARSE: Mapping[str, Parse] = {"json": parse_json, "arrow": parse_arrow}
+
+
+class KafkaOptions(StreamOptions):
+    """Options of ``streaming.kafka``."""
+
+    servers: str = Field(description="Bootstrap servers, HOST:PORT,...")
+    topic: str = Field(description="Name of the topic.")
+    start: Literal["earliest", "latest"] | AwareDatetime = Field(
+        default="earliest",
+        description="First message of a new run: earliest, latest, or the first one since a time "
+        "such as 2026-01-31T12:00:00Z. A resumed run continues at its checkpoint.",
+    )
+    end: Literal["never", "latest"] = Field(
+        default="never",
+        description="never: train until a signal. latest: train the messages that exist when the "
+        "run starts.",
+    )
+    format: Literal["json", "arrow"] = Field(
+        default="json",
+        description="Format of a message. json: one object. arrow: an Arrow IPC stream with one "
+        "row, as from recd logs produce.",
+    )
+    max_bad_messages: NonNegativeInt = Field(
+        default=100,
+        description="The run ends if a rank reads more messages than this that cannot be trained.",
+    )
+    dead_letters: Path | None = Field(
+        default=None,
+        description="Folder for files with the messages that cannot be trained, and the reasons.",
+    )
+    lost: Literal["refuse", "skip"] = Field(
+        default="refuse",
+        description="If the topic's retention has deleted messages after the checkpoint. refuse: "
+        "end with an error. skip: continue at the oldest message.",
+    )
+    config: dict[str, str] = Field(
+        default={}, description="More options of librdkafka, such as security.protocol."
+    )
+
+
+class Kafka(Stream):
+    """Trains each message of a Kafka topic once. Positions are stored in checkpoints."""
+
+    name = "streaming.kafka"
+    free_options = frozenset(
+        {"servers", "config", "start", "end", "max_bad_messages", "dead_letters", "lost"}
+    )
+
+    class Options(KafkaOptions):
+        """Options of the topic, its messages and windows."""
+
+    options: Options
+
+    def prepare(self) -> None:
+        topic = Topic(self.options)
+        topic.partitions()
+        topic.close()
+
+    def sample(self, batch_size: int) -> Iterator[Rows]:
+        """Yield the messages that exist now, partition after partition."""
+        waits = found = False
+        while not found:
+            for rows in row_tables.rebatch(self._existing(), batch_size):
+                found = True
+                yield rows
+            if not found:
+                if not waits:
+                    _say(f"{self.options.topic}: waiting for the first {batch_size} messages")
+                waits = True
+                time.sleep(0.5)
+
+    def _existing(self) -> Iterator[Rows]:
+        options = self.options.model_copy(update={"start": "earliest", "end": "latest"})
+        topic = Topic(options)
+        partitions = topic.partitions()
+        topic.close()
+        for partition in partitions:
+            source = KafkaSource(options, self._columns, 0, 1, only=partition)
+            try:
+                source.start(None)
+                for chunk in filter(None, source.chunks()):
+                    origin = Origin(source.what, 0, chunk.rows.num_rows)
+                    yield Rows(chunk.rows, (origin,))
+            finally:
+                source.close()
+
+    def _source(self, rank: int, world_size: int) -> KafkaSource:
+        return KafkaSource(self.options, self._columns, rank, world_size)
+
+
+class Topic:
+    """Connection to a topic. Prints a line when no server answers, and when one answers again."""
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self.client = imports.optional_library("confluent_kafka", "kafka", "streaming.kafka")
+        self._topic = options.topic
+        self.what = f"Kafka {options.servers}, topic {options.topic}"
+        self._error: Any = None
+        self._down = False
+        self._next_try = 0.0
+        config = {
+            "fetch.wait.max.ms": "100",
+            **options.config,
+            "bootstrap.servers": options.servers,
+            "client.id": "recd",
+            "group.id": "recd",
+            "log_level": 2,
+            "error_cb": self._on_error,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        try:
+            self.consumer = self.client.Consumer(config)
+        except self.client.KafkaException as error:
+            raise self.failed(error) from error
+
+    def partitions(self) -> list[int]:
+        """Return the numbers of the topic's partitions."""
+        try:
+            found = self.consumer.list_topics(self._topic, timeout=_SECONDS).topics[self._topic]
+        except self.client.KafkaException as error:
+            self.consumer.poll(0.1)  # calls _on_error with the reason
+            raise self.failed(error) from error
+        if found.error is not None:
+            raise self.failed(f"{_text(found.error)}. Create the topic, or correct its name")
+        return sorted(found.partitions)
+
+    def watermarks(self, partition: int) -> tuple[int, int]:
+        """Return the offset of the oldest message, and the offset after the newest message."""
+        place = self.client.TopicPartition(self._topic, partition)
+        try:
+            low, high = self.consumer.get_watermark_offsets(place, timeout=_SECONDS)
+        except self.client.KafkaException as error:
+            raise self.failed(error) from error
+        return low, high
+
+    def offset_at(self, partition: int, milliseconds: int, end: int) -> int:
+        """Return the offset of the first message since a Unix time, or ``end``."""
+        place = self.client.TopicPartition(self._topic, partition, milliseconds)
+        try:
+            (found,) = self.consumer.offsets_for_times([place], timeout=_SECONDS)
+        except self.client.KafkaException as error:
+            raise self.failed(error) from error
+        return found.offset if found.offset >= 0 else end
+
+    def assign(self, offsets: Mapping[int, int]) -> None:
+        place = self.client.TopicPartition
+        self.consumer.assign([place(self._topic, p, offset) for p, offset in offsets.items()])
+
+    def seek(self, partition: int, offset: int) -> None:
+        self.consumer.seek(self.client.TopicPartition(self._topic, partition, offset))
+
+    def messages(self) -> list[Any]:
+        """Return new messages and errors, after a short wait."""
+        found: list[Any] = self.consumer.consume(_MOST_MESSAGES, timeout=0.1)
+        self._watch(any(message.error() is None for message in found))
+        return found
+
+    def failed(self, error: object) -> DataError:
+        last = f" (last error: {_text(self._error)})" if self._error else ""
+        return DataError(f"{self.what}: {_text(error)}{last}")
+
+    def close(self) -> None:
+        self.consumer.close()
+
+    def _on_error(self, error: Any) -> None:
+        self._error = error
+        if error.code() == self.client.KafkaError._ALL_BROKERS_DOWN and not self._down:
+            self._down, self._next_try = True, time.monotonic() + _RETRY_SECONDS
+            _say(f"{self.what}: no server answers ({_text(error)}). The run waits for the servers")
+
+    def _watch(self, received: bool) -> None:
+        if not self._down or (not received and time.monotonic() < self._next_try):
+            return
+        try:
+            if not received:
+                self.consumer.list_topics(self._topic, timeout=1.0)
+        except self.client.KafkaException:
+            self._next_try = time.monotonic() + _RETRY_SECONDS
+            return
+        self._down = False
+        self._error = None
+        _say(f"{self.what}: the servers answer again")
+
+
+class KafkaSource(Source):
+    """Reads the partitions of one rank. Partition p belongs to rank p modulo the world size.
+
+    ``only`` reads a single partition, and does not count its bad messages.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        columns: Columns,
+        rank: int,
+        world_size: int,
+        *,
+        only: int | None = None,
+    ) -> None:
+        self._options, self._columns = options, columns
+        self._rank, self._world_size, self._only = rank, world_size, only
+        self._parse = _PARSE[options.format]
+        self._dead: DeadLetters | None = None
+        if only is None:
+            self._dead = DeadLetters(options.dead_letters, options.max_bad_messages, options.topic)
+        self._topic: Topic | None = None
+        self._wanted: dict[int, Ranges] = {}
+        self._stops: dict[int, int] = {}
+        self._next: dict[int, int] = {}
+        self._highs: dict[str, int] = {}
+        self.what = f"Kafka topic {options.topic}"
+
+    def start(self, positions: Positions | None) -> Mapping[str, Left]:
+        self._topic = topic = Topic(self._options)
+        self.what = topic.what
+        partitions = topic.partitions()
+        if len(partitions) < self._world_size:
+            raise DataError(
+                f"{self.what}: the topic has {len(partitions)} partitions, too few for "
+                f"{self._world_size} ranks. Add partitions, or reduce training.ranks"
+            )
+        mine = [p for p in partitions if p % self._world_size == self._rank]
+        mine = mine if self._only is None else [self._only]
+        found: dict[str, Left] = {}
+        for partition in mine:
+            low, high = topic.watermarks(partition)
+            if positions is None:
+                left = Left((), ((self._first(topic, partition, low, high), None),))
+            else:  # a partition that was added later is read from its first message
+                left = positions.get(str(partition), Left((), ((low, None),)))
+                left = self._existing(partition, left, low, high)
+            found[str(partition)] = left
+            self._wanted[partition] = (*left.window, *left.after)
+            self._highs[str(partition)] = high
+            if self._options.end == "latest":
+                self._stops[partition] = high
+        self._next = {partition: wanted[0][0] for partition, wanted in self._wanted.items()}
+        topic.assign(self._next)
+        return found
+
+    def _first(self, topic: Topic, partition: int, low: int, high: int) -> int:
+        start = self._options.start
+        if start == "earliest":
+            return low
+        if start == "latest":
+            return high
+        return topic.offset_at(partition, int(start.timestamp() * 1000), high)
+
+    def _existing(self, partition: int, left: Left, low: int, high: int) -> Left:
+        """Return what is left of a partition whose messages have the offsets ``low`` to ``high``.
+
+        Raises:
+            DataError: messages that are not yet trained were deleted.
+        """
+        where = f"{self.what}, partition {partition}"
+        ((after, _),) = left.after
+        if after > high:
+            raise DataError(
+                f"{where}: the checkpoint is at offset {after}, but the topic ends at {high}, so "
+                "the topic was created again. Start a new run"
+            )
+        deleted = _below((*left.window, *left.after), low)
+        if not deleted:
+            return left
+        lost = ", ".join(f"{start} to {(stop or low) - 1}" for start, stop in deleted)
+        said = (
+            f"{where}: the messages with offsets {lost} were deleted before they were trained, "
+            f"because the oldest message is now {low}"
+        )
+        if self._options.lost == "refuse":
+            raise DataError(
+                f"{said}. Raise the topic's retention. To continue without these messages, set the "
+                "option lost: skip"
+            )
+        _say(f"{said}. The run continues without them")
+        window = joined(tuple((max(a, low), b) for a, b in left.window))
+        return Left(window, ((max(after, low), None),))
+
+    def chunks(self) -> Iterator[Chunk | None]:
+        topic = self._topic
+        assert topic is not None, "start() is called first"
+        ended = {p for p, stop in self._stops.items() if self._next[p] >= stop}
+        codes = topic.client.KafkaError
+        fatal = codes.TOPIC_AUTHORIZATION_FAILED, codes.UNKNOWN_TOPIC_OR_PART
+        while not self._stops or len(ended) < len(self._stops):
+            by_partition: dict[int, list[Any]] = {}
+            for message in topic.messages():
+                error, partition = message.error(), message.partition()
+                if error is None:
+                    by_partition.setdefault(partition, []).append(message)
+                elif error.code() == codes._PARTITION_EOF:
+                    ended |= {partition} & self._stops.keys()
+                elif error.code() == codes._AUTO_OFFSET_RESET:
+                    self._skip_deleted(topic, partition)
+                elif error.code() in fatal:
+                    raise topic.failed(error)
+            for partition, messages in by_partition.items():
+                stop = self._stops.get(partition)
+                existing = [each for each in messages if stop is None or each.offset() < stop]
+                if len(existing) < len(messages) or (existing and _last(existing) + 1 == stop):
+                    ended.add(partition)
+                if existing:
+                    yield self._chunk(partition, existing)
+            if not by_partition:
+                yield None
+
+    def _skip_deleted(self, topic: Topic, partition: int) -> None:
+        """Move to the oldest message, or raise DataError, if the next message was deleted."""
+        left = Left((), ((self._next[partition], None),))
+        low, high = topic.watermarks(partition)
+        ((start, _),) = self._existing(partition, left, low, high).after
+        topic.seek(partition, start)
+
+    def _chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
+        offsets = np.array([message.offset() for message in messages], np.int64)
+        until = self._next[partition] = int(offsets[-1]) + 1
+        inside = contains(self._wanted[partition], offsets)
+        wanted = [each for each, is_wanted in zip(messages, inside, strict=True) if is_wanted]
+        offsets = offsets[inside]
+        values = [message.value() for message in wanted]
+        rows, places, bad = decode(values, self._columns, self._parse)
+        if self._dead is not None:
+            for place in sorted(bad):
+                offset = int(offsets[place])
+                self._dead.add(str(partition), offset, values[place], bad[place])
+        assert self._topic is not None, "start() is called first"
+        place = self._topic.client.TopicPartition(self._options.topic, partition)
+        _, high = self._topic.consumer.get_watermark_offsets(place, cached=True)
+        self._highs[str(partition)] = max(high, until)
+        return Chunk(str(partition), rows, offsets[places], until, ((until, None),))
+
+    def lag(self, positions: Positions) -> int:
+        return sum(
+            size(left.window) + max(0, self._highs.get(name, 0) - left.after[0][0])
+            for name, left in positions.items()
+        )
+
+    def close(self) -> None:
+        if self._topic is not None:
+            self._topic.close()
+
+    def positions_of(
+        self, states: Sequence[Positions], rank: int, world_size: int
+    ) -> Mapping[str, Left]:
+        return {
+            name: left
+            for state in states
+            for name, left in state.items()
+            if int(name) % world_size == rank
+        }
+
+    def place_of(self, partition: str, offset: int) -> str:
+        return f"{self.what}: partition {partition}, offset {offset}"
+
+
+def _below(ranges: Ranges, low: int) -> Ranges:
+    """Return the parts of ranges below an offset."""
+    below = tuple((start, low if stop is None else min(stop, low)) for start, stop in ranges)
+    return joined(below)
+
+
+def _last(messages: Sequence[Any]) -> int:
+    return int(messages[-1].offset())
+
+
+def _text(error: Any) -> str:
+    if isinstance(error, Exception) and error.args:
+        error = error.args[0]
+    return str(error.str()) if hasattr(error, "str") else str(error)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

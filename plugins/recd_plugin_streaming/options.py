@@ -1,0 +1,81 @@
+"""Options and methods that all stream datasets share."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from recd_plugin_streaming.columns import Columns, Role
+from recd_plugin_streaming.reader import WindowReader
+from recd_plugin_streaming.source import Source
+from recd_plugin_streaming.windows import Grouping
+from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginOptions, Reader, Split
+
+
+class StreamOptions(PluginOptions):
+    """Options of columns and windows."""
+
+    columns: dict[str, Role] = Field(
+        min_length=2,
+        description="Columns and their roles. id: feature with one integer. ids: feature with a "
+        "list of integers. number: dense feature. label: 0 or 1. key, text: integer or text for "
+        "group_by, not a feature.",
+    )
+    group_by: str | None = Field(
+        default=None,
+        description="Column of the session or request. Its rows within a window follow each other.",
+    )
+    window_rows: PositiveInt = Field(
+        default=8192, description="For group_by: maximum number of rows in a window of a rank."
+    )
+    window_seconds: PositiveFloat = Field(
+        default=5.0, description="For group_by: maximum time from a window's first row to its last."
+    )
+
+    @model_validator(mode="after")
+    def _names_columns(self) -> Self:
+        roles = list(self.columns.values())
+        if roles.count("label") != 1:
+            raise ValueError(
+                f"{roles.count('label')} columns have the role label. Give it to one column"
+            )
+        grouping = self.columns.get(self.group_by or "")
+        if self.group_by is not None and grouping not in ("id", "key", "text"):
+            raise ValueError(
+                f"group_by: {self.group_by!r} is no column with the role id, key or text. Add it "
+                "to columns with the role key (integers) or text"
+            )
+        return self
+
+
+class Stream(Dataset):
+    """Base class of stream datasets."""
+
+    is_stream = True
+    options: StreamOptions
+
+    def schema(self) -> FeatureSchema:
+        return self._columns.features
+
+    @property
+    def _columns(self) -> Columns:
+        return Columns(self.options.columns)
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        if split != "train":
+            raise DataError(f"dataset {self.name!r} is a stream without a {split} split")
+        options = self.options
+        grouping = None
+        if options.group_by is not None:
+            grouping = Grouping(options.group_by, options.window_rows, options.window_seconds)
+        return WindowReader(
+            self._source(rank, world_size),
+            grouping,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def _source(self, rank: int, world_size: int) -> Source:
+        raise NotImplementedError

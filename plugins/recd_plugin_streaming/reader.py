@@ -1,0 +1,200 @@
+"""Reader of a stream's batches on one rank, with a position that a checkpoint stores.
+
+A thread reads windows ahead. The position is the set of rows that no yielded batch contains, so a
+resumed run trains each row exactly once, also within a window.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from recd_plugin_streaming.ranges import Left, runs
+from recd_plugin_streaming.source import Source
+from recd_plugin_streaming.windows import Grouping, Window, windows
+from recd_plugins.api import DataError, Origin, Rows, StreamReader, row_tables
+
+_VERSION = 1
+# Windows that the thread reads ahead.
+_AHEAD = 4
+_END = object()
+
+
+class WindowReader(StreamReader):
+    """Reads the batches of a source.
+
+    Args:
+        source: this rank's share of the stream.
+        grouping: options of windows; None trains rows in the order of the source.
+        batch_size: rows per batch.
+        rank, world_size: rank of this process and number of ranks.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        grouping: Grouping | None,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._source, self._grouping = source, grouping
+        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        self._loaded: dict[str, Any] | None = None
+        self._left: dict[str, Left] = {}
+        self._done: list[str] = []
+        self._pending: deque[Window] = deque()
+        # Rows of the first pending window that were yielded, and rows of all that were not.
+        self._yielded = self._num_rows = 0
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._queue: queue.Queue[Any] = queue.Queue(_AHEAD)
+
+    def poll(self, seconds: float) -> bool | None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._fill, name="recd-stream", daemon=True)
+            self._thread.start()
+        deadline = time.monotonic() + seconds
+        while self._num_rows < self._batch_size:
+            if self._ended:
+                return None
+            try:
+                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return False
+            if isinstance(item, BaseException):
+                raise item
+            if item is _END:
+                self._ended = True
+            elif isinstance(item, Window):
+                self._pending.append(item)
+                self._num_rows += len(item.offsets)
+                self._remove_finished()
+            else:
+                self._left = dict(item)
+        return True
+
+    def __iter__(self) -> Iterator[Rows]:
+        while (found := self.poll(1.0)) is not None:
+            if found:
+                yield self._next_batch()
+
+    def lag(self) -> int:
+        return self._source.lag(self._left)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "done": list(self._done),
+            "ranks": [{name: left.as_json() for name, left in self._left.items()}],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("version") != _VERSION:
+            raise DataError(
+                f"{self._source.what}: the checkpoint has no position of this stream. Resume with "
+                "the version and the dataset that wrote it"
+            )
+        self._loaded = state
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        by_all = set.intersection(*(set(state["done"]) for state in states))
+        finished = Left((), ()).as_json()
+        return {
+            "version": _VERSION,
+            "done": sorted(by_all),
+            "ranks": [
+                {name: finished for name in state["done"] if name not in by_all} | left
+                for state in states
+                for left in state["ranks"]
+            ],
+        }
+
+    def close(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _fill(self) -> None:
+        try:
+            start = self._source.start(self._start())
+            self._put(start)
+            chunks = takewhile(lambda _: not self._stopped.is_set(), self._source.chunks())
+            for window in windows(chunks, start, self._grouping):
+                self._put(window)
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+        finally:
+            self._source.close()
+
+    def _put(self, item: object) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def _start(self) -> dict[str, Left] | None:
+        if self._loaded is None:
+            return None
+        self._done = list(self._loaded["done"])
+        ranks = [
+            {name: Left.from_json(left) for name, left in of_rank.items()}
+            for of_rank in self._loaded["ranks"]
+        ]
+        if len(ranks) == self._world_size:
+            return ranks[self._rank] | dict.fromkeys(self._done, Left((), ()))
+        found = self._source.positions_of(ranks, self._rank, self._world_size)
+        return {**found, **dict.fromkeys(self._done, Left((), ()))}
+
+    def _next_batch(self) -> Rows:
+        parts, names, offsets = [], list[str](), []
+        missing = self._batch_size
+        while missing:
+            window = self._pending[0]
+            taken = slice(self._yielded, self._yielded + missing)
+            data = window.rows.slice(self._yielded, missing)
+            offsets.append(window.offsets[taken])
+            names += [window.partitions[code] for code in window.codes[taken]]
+            parts.append(Rows(data, ()))
+            self._yielded += len(data)
+            missing -= len(data)
+            self._num_rows -= len(data)
+            self._remove_finished()
+        if self._yielded:
+            window = self._pending[0]
+            codes, left = window.codes[self._yielded :], window.offsets[self._yielded :]
+            for code, name in enumerate(window.partitions):
+                self._set(name, Left(runs(np.sort(left[codes == code])), window.after[name]))
+        places = np.concatenate(offsets).tolist()
+
+        def named(_: str, row: int) -> str:
+            return self._source.place_of(names[row], places[row])
+
+        origin = Origin(self._source.what, 0, self._batch_size, named=named)
+        return Rows(row_tables.concat_rows(parts).data, (origin,))
+
+    def _remove_finished(self) -> None:
+        while self._pending and self._yielded == len(self._pending[0].offsets):
+            window = self._pending.popleft()
+            self._yielded = 0
+            for name, after in window.after.items():
+                self._set(name, Left((), after))
+
+    def _set(self, name: str, left: Left) -> None:
+        if left.is_done:
+            self._left.pop(name, None)
+            self._done.append(name)
+        else:
+            self._left[name] = left

@@ -1,0 +1,75 @@
+"""Interface of a stream's source, which reads chunks of rows of several partitions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recd_plugin_streaming.ranges import Left, Positions, Ranges
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Adjacent rows of one partition or file.
+
+    Attributes:
+        partition: name of the partition or file.
+        rows: the rows that can be trained.
+        offsets: ascending offsets of the rows, int64 ``[num_rows]``.
+        until: offset after the last row that was read, including rows that cannot be trained.
+        after: what this rank reads of the partition after this chunk.
+    """
+
+    partition: str
+    rows: pa.RecordBatch
+    offsets: NDArray[np.int64]
+    until: int
+    after: Ranges
+
+
+class Source(ABC):
+    """One rank's share of a stream. ``start`` is called first, and ``close`` last.
+
+    Attributes:
+        what: description for messages, such as the topic.
+    """
+
+    what: str
+
+    @abstractmethod
+    def start(self, positions: Positions | None) -> Mapping[str, Left]:
+        """Connect, and move to a position; None for the start of the stream.
+
+        Returns:
+            What is left of each known partition.
+
+        Raises:
+            DataError: the stream or a position does not exist (any more).
+        """
+
+    @abstractmethod
+    def chunks(self) -> Iterator[Chunk | None]:
+        """Yield chunks in order, or None if there was nothing new for a moment."""
+
+    @abstractmethod
+    def lag(self, positions: Positions) -> int:
+        """Return the number of known rows after a position."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections."""
+
+    @abstractmethod
+    def positions_of(
+        self, states: Sequence[Positions], rank: int, world_size: int
+    ) -> Mapping[str, Left]:
+        """Return the position of a rank, from the positions of a run with other ranks."""
+
+    @abstractmethod
+    def place_of(self, partition: str, offset: int) -> str:
+        """Return where a row comes from, for error messages."""

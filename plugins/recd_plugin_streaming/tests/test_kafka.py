@@ -1,0 +1,213 @@
+"""``streaming.kafka`` against librdkafka's mock cluster: batches, positions and faults."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recd_plugin_recd.logs.kafka import KafkaProducer
+from recd_plugin_streaming.kafka import Kafka, Topic
+from recd_plugin_streaming.tests.cluster import COLUMNS, PARTITIONS, Cluster, clicks, kafka
+from recd_plugins.runtime.errors import DataError
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def topic(request) -> str:
+    return "".join(letter if letter.isalnum() else "." for letter in request.node.name)
+
+
+def dataset(cluster: Cluster, topic: str, **options: Any) -> Kafka:
+    values = {"servers": cluster.servers, "topic": topic, "columns": COLUMNS, "end": "latest"}
+    return Kafka(Kafka.Options.model_validate(values | options))
+
+
+def reader(stream: Kafka, rank: int = 0, world_size: int = 1, state: Any = None) -> Any:
+    made = stream.reader(rank=rank, world_size=world_size, batch_size=BATCH, split="train")
+    if state is not None:
+        made.load_state_dict(json.loads(json.dumps(state)))
+    return made
+
+
+def read(made: Any, most: int = 1 << 30) -> tuple[list[list[int]], list[Any]]:
+    """Return the ids of each batch, and the state after each batch."""
+    batches, states = [], []
+    for rows in made:
+        batches.append(rows.data.column("id").to_pylist())
+        states.append(made.state_dict())
+        if len(batches) == most:
+            break
+    made.close()
+    return batches, states
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+@pytest.mark.parametrize("grouping", [{}, {"group_by": "session", "window_rows": 50}])
+def test_a_resumed_reader_yields_the_other_batches(cluster, topic, grouping):
+    cluster.write(topic, clicks(200))
+    stream = dataset(cluster, topic, **grouping)
+    batches, states = read(reader(stream))
+    assert len(batches) == 25
+    assert sorted(flat(batches)) == list(range(200))
+    for step in (1, 3, 7, 12, 24):
+        rest, _ = read(reader(stream, state=states[step - 1]))
+        assert rest == batches[step:], f"after step {step}"
+    cluster.write(topic, clicks(8, first=200))  # a finished run continues with new messages
+    assert sorted(read(reader(stream, state=states[-1]))[0][0]) == list(range(200, 208))
+
+
+def test_a_group_is_in_one_batch(cluster, topic):
+    cluster.write(topic, clicks(64, sessions=8))
+    stream = dataset(cluster, topic, group_by="session", window_rows=64)
+    for batch in read(reader(stream))[0]:
+        assert len({n * 31 % 8 for n in batch}) == 1
+
+
+@pytest.mark.parametrize("grouping", [{}, {"group_by": "session", "window_rows": 40}])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 4)])
+def test_each_message_comes_once_if_the_ranks_change(cluster, topic, grouping, before, after):
+    for partition in range(PARTITIONS):
+        cluster.write(topic, clicks(60, first=60 * partition), partition)
+    stream = dataset(cluster, topic, **grouping)
+    found, states = [], []
+    for rank in range(before):
+        batches, of_rank = read(reader(stream, rank, before), most=3)
+        found += flat(batches)
+        states.append(of_rank[-1])
+    state = reader(stream).merge_states(states)
+    left = 0
+    for rank in range(after):
+        made = reader(stream, rank, after, state)
+        found += flat(read(made)[0])
+        left += made.lag()
+    assert max(Counter(found).values()) == 1
+    assert len(found) + left == 60 * PARTITIONS
+    assert left < BATCH * after
+
+
+def test_bad_messages_are_counted_and_kept(cluster, topic, tmp_path):
+    bad = {
+        b"": "is empty",
+        b"[1]": "not a JSON object",
+        b'{"id": 1': "not a JSON object",
+        b'{"id": 1, "session": 2, "click": 1} {"id": 1, "session": 2, "click": 1}': "not one JSON",
+        b'{"id": "7", "session": 2, "click": 1}': "Column(/id) changed from number to string",
+        b'{"id": 1.5, "session": 2, "click": 1}': "1.5",
+        b'{"session": 2, "click": 1}': "column 'id' is missing or null",
+        b'{"id": 1, "session": 2, "click": 3}': "neither 0 nor 1",
+        b"{\xff}": "Missing a name",
+    }
+    good = clicks(40)
+    cluster.write(topic, [*good[:20], *bad, *good[20:]])
+    stream = dataset(cluster, topic, dead_letters=tmp_path / "dead")
+    for _ in range(2):  # another run does not write them again
+        batches, _ = read(reader(stream))
+        assert flat(batches) == list(range(40))
+        lines = (tmp_path / "dead" / f"{topic}.0.jsonl").read_text().splitlines()
+        assert [json.loads(line)["offset"] for line in lines] == list(range(20, 29))
+    for line, (value, reason) in zip(map(json.loads, lines), bad.items(), strict=True):
+        assert reason in line["reason"]
+        assert line.get("value") == value.decode(errors="replace") or "base64" in line
+    with pytest.raises(DataError, match=r"9 messages .* more than max_bad_messages \(8\)"):
+        read(reader(dataset(cluster, topic, max_bad_messages=8)))
+
+
+def test_arrow_messages_of_recd_logs(cluster, topic):
+    rows = pa.RecordBatch.from_pylist(clicks(32))
+    producer = KafkaProducer(cluster.servers, topic, "session", {})
+    producer.write(rows)
+    producer.flush()
+    cluster.write(topic, [pa.BufferOutputStream().getvalue().to_pybytes() or b"?"])
+    changed = rows.set_column(0, "id", pa.array(["x"] * 32))
+    producer.write(changed.slice(0, 1))  # a type that changes
+    producer.flush()
+    stream = dataset(cluster, topic, format="arrow")
+    assert len(flat(read(reader(stream))[0])) == 32
+    with pytest.raises(DataError, match=r"expected int64|IPC stream"):
+        read(reader(dataset(cluster, topic, format="arrow", max_bad_messages=1)))
+
+
+def test_deleted_messages_are_refused(cluster, topic, monkeypatch, capfd):
+    cluster.write(topic, clicks(100))
+    _, states = read(reader(dataset(cluster, topic)), most=5)
+    monkeypatch.setattr(Topic, "watermarks", lambda _, p: (64, 100) if p == 0 else (0, 0))
+    with pytest.raises(
+        DataError, match=r"partition 0: the messages with offsets 40 to 63 were del"
+    ):
+        read(reader(dataset(cluster, topic), state=states[-1]))
+    rest, _ = read(reader(dataset(cluster, topic, lost="skip"), state=states[-1]))
+    assert flat(rest) == list(range(64, 96))
+    assert "offsets 40 to 63 were deleted" in capfd.readouterr().err
+    monkeypatch.setattr(Topic, "watermarks", lambda _, p: (0, 10) if p == 0 else (0, 0))
+    with pytest.raises(DataError, match="the topic was created again"):
+        read(reader(dataset(cluster, topic), state=states[-1]))
+
+
+def test_where_a_new_run_starts(cluster, topic, monkeypatch):
+    cluster.write(topic, clicks(16))
+    made = reader(dataset(cluster, topic, start="latest", end="never"))
+    assert made.poll(1.0) is False
+    cluster.write(topic, clicks(8, first=16))
+    assert read(made, most=1)[0] == [list(range(16, 24))]
+
+    class Consumer(kafka.Consumer):  # type: ignore[name-defined]
+        """The mock cluster does not find offsets by time."""
+
+        def offsets_for_times(self, places, timeout):
+            (place,) = places
+            is_there = place.partition == 0 and place.offset <= 1_800_000_000_000
+            return [kafka.TopicPartition(place.topic, place.partition, 8 if is_there else -1)]
+
+    monkeypatch.setattr(kafka, "Consumer", Consumer)
+    assert read(reader(dataset(cluster, topic, start="2020-01-01T00:00:00Z")))[0][0][0] == 8
+    assert read(reader(dataset(cluster, topic, start="2090-01-01T00:00:00Z")))[0] == []
+
+
+def test_what_cannot_start(cluster, topic):
+    with pytest.raises(DataError, match="Create the topic"):
+        dataset(cluster, topic).prepare()
+    cluster.write(topic, clicks(1))
+    with pytest.raises(DataError, match="4 partitions, too few for 5 ranks"):
+        read(reader(dataset(cluster, topic), 0, 5))
+    with pytest.raises(DataError, match="without a test split"):
+        dataset(cluster, topic).reader(rank=0, world_size=1, batch_size=1, split="test")
+    with pytest.raises(ValueError, match="is no column with the role id, key or text"):
+        dataset(cluster, topic, group_by="user")
+    with pytest.raises(ValueError, match="0 columns have the role label"):
+        dataset(cluster, topic, columns={"id": "id", "x": "number"})
+
+
+def test_places_and_samples(cluster, topic):
+    for partition in (1, 2):
+        cluster.write(topic, clicks(12, first=12 * partition), partition)
+    stream = dataset(cluster, topic)
+    rows = next(iter(stream.sample(8)))
+    assert rows.data.column("id").to_pylist() == list(range(12, 20))
+    made = reader(stream)
+    rows = next(iter(made))
+    place = rows.place_of(3)
+    made.close()
+    number = rows.data.column("id")[3].as_py()
+    assert f"partition {number // 12}, offset {number % 12}" in place
+    assert np.asarray(rows.data.column("click")).dtype == np.float32
+
+
+def test_servers_that_do_not_answer(monkeypatch):
+    monkeypatch.setattr("recd_plugin_streaming.kafka._SECONDS", 0.5)
+    nowhere = {"servers": "127.0.0.1:1", "topic": "t", "columns": COLUMNS}
+    with pytest.raises(DataError, match=r"Kafka 127.0.0.1:1, topic t: .*last error: .*refused"):
+        Kafka(Kafka.Options.model_validate(nowhere)).prepare()

@@ -1,0 +1,157 @@
+"""Runs on a Kafka topic that are killed at random moments train each message exactly once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests import forked
+from tests.forked import RECD
+
+from recd_plugin_streaming.tests.cluster import Cluster, clicks
+from recd_plugins.api import table_weights
+
+KILLS = int(os.environ.get("RECD_KILLS", "2"))
+BATCH = 16
+STEPS = 60
+
+# Each lookup adds exactly 1 to the row of its message, on any number of ranks.
+COUNTER = """
+from recd_plugins.api import Model, PluginOptions, hookimpl
+
+
+class Counter(Model):
+    '''Counts in its table how often each id is trained.'''
+
+    name = "test.counter"
+
+    class Options(PluginOptions):
+        rows: int
+        batch: int
+
+    def build(self, features):
+        import torch
+        from torch import nn
+        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+        options = self.options
+
+        class Count(nn.Module):
+            def __init__(self):
+                super().__init__()
+                config = EmbeddingBagConfig(
+                    name="count", feature_names=["id"], embedding_dim=4,
+                    num_embeddings=options.rows, init_fn=nn.init.zeros_,
+                )
+                self.bags = EmbeddingBagCollection(tables=[config])
+                self.bias = nn.Parameter(torch.zeros(1))
+
+            def forward(self, batch):
+                logits = self.bags(batch.sparse_features)["id"].sum(1)
+                loss = -logits.sum() + 0 * self.bias.sum()
+                # Later batches show in the losses which ones came before.
+                return loss, (loss.detach() + batch.labels.sum(), logits.detach(), batch.labels)
+
+        return Count()
+
+
+@hookimpl
+def register_plugins():
+    return [Counter]
+"""
+
+REGISTRY = """version: 1
+dataset:
+  use: streaming.kafka
+  options:
+    servers: "{servers}"
+    topic: clicks
+    columns: {{id: id, session: key, click: label}}
+    {options}
+converter: {{use: recd.kjt}}
+model: {{use: test.counter, options: {{rows: {rows}, batch: {batch}}}}}
+training:
+  batch_size: {batch}
+  ranks: {ranks}
+  device: cpu
+  optimizer: sgd
+  learning_rate: {ranks}
+  steps: {steps}
+  hang_timeout: 60
+  checkpoint: {{path: {path}, every: 3}}
+"""
+
+
+def registry(folder: Path, cluster: Cluster, options: str, ranks: int) -> Path:
+    plugins = folder / "plugins"
+    plugins.mkdir()
+    (plugins / "counter.py").write_text(COUNTER)
+    path = folder / "registry.yaml"
+    rows = STEPS * BATCH * ranks
+    text = REGISTRY.format(
+        servers=cluster.servers, options=options, rows=rows, batch=BATCH, ranks=ranks, steps=STEPS,
+        path=folder / "checkpoints",
+    )  # fmt: skip
+    path.write_text(text)
+    return path
+
+
+def losses(folder: Path) -> list[float]:
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return json.loads((newest / "progress.json").read_text())["losses"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_run_trains_each_message_once(tmp_path: Path, ranks: int) -> None:
+    """The messages arrive while the run is killed and resumed. A window has 40 messages."""
+    cluster, draw = Cluster(), random.Random(time.time_ns())
+    options = "group_by: session\n    window_rows: 40\n    window_seconds: 1"
+    path = registry(tmp_path, cluster, options, ranks)
+    messages = clicks(STEPS * BATCH * ranks)
+    command = [RECD, "--plugins-dir", tmp_path / "plugins", "run", path, "--resume"]
+    checkpoints = tmp_path / "checkpoints"
+    steps = sorted(draw.randrange(STEPS) for _ in range(KILLS))  # after which to kill the run
+    program, written, kill_at = None, 0, math.inf
+    deadline = time.monotonic() + 20 + 10 * KILLS
+    while True:
+        assert program is None or time.monotonic() < deadline, program.output()[1]
+        program = program or forked.Program(command)
+        for message in messages[written : written + BATCH]:
+            cluster.write("clicks", [message], message["id"] % 4)
+        written += BATCH
+        time.sleep(0.02)
+        if (code := program.poll()) is not None:
+            assert code == 0, program.output()[1]
+            break
+        done = max((int(each.name[5:]) for each in checkpoints.glob("step-*")), default=0)
+        if steps and done >= steps[0] and kill_at == math.inf:
+            kill_at = time.monotonic() + draw.uniform(0, 0.2)
+        if time.monotonic() > kill_at:
+            program.kill_all()
+            program, kill_at = None, math.inf
+            steps.pop(0)
+    assert not steps
+    counts = table_weights(max(checkpoints.glob("step-*")), "count")
+    assert counts.unique().tolist() == [1.0]
+    assert len(losses(tmp_path)) == STEPS
+
+
+def test_a_signal_ends_the_wait_for_messages(tmp_path: Path) -> None:
+    cluster = Cluster()
+    path = registry(tmp_path, cluster, "", 2)
+    for partition in (0, 1):
+        cluster.write("clicks", clicks(4 * BATCH, 4 * BATCH * partition), partition)
+    program = forked.Program([RECD, "--plugins-dir", tmp_path / "plugins", "run", path])
+    while not (tmp_path / "checkpoints" / "step-000000003").exists():
+        assert program.poll() is None, program.output()[1]
+        time.sleep(0.02)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(30) != 0
+    assert "the run was ended after step 4; its checkpoint is" in program.output()[1]
+    assert len(losses(tmp_path)) == 4

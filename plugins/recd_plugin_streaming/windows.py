@@ -1,0 +1,144 @@
+"""Windows of rows: the rows that are put in training order together.
+
+Without a grouping column, a window is a chunk of adjacent rows of one partition. With one, a window
+has rows of all partitions of the rank, and rows of the same group follow each other. Groups are in
+the order of their last row. If the first rows of a window are removed, the remaining rows therefore
+keep their order, and a resumed run trains them in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recd_plugin_streaming.ranges import Left, Ranges, joined
+from recd_plugin_streaming.source import Chunk
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows in training order.
+
+    Attributes:
+        rows: the rows.
+        partitions: names of the partitions.
+        codes: index in ``partitions`` of each row, int64 ``[num_rows]``.
+        offsets: offset of each row in its partition, int64 ``[num_rows]``.
+        after: dict from each partition to its rows after the window.
+    """
+
+    rows: pa.RecordBatch
+    partitions: Sequence[str]
+    codes: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    after: Mapping[str, Ranges]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Options of windows. ``seconds`` is the longest time from the first row to the last row."""
+
+    column: str
+    rows: int
+    seconds: float
+
+
+def windows(
+    chunks: Iterator[Chunk | None], start: Mapping[str, Left], grouping: Grouping | None
+) -> Iterator[Window]:
+    """Yield the windows of a source's chunks.
+
+    If a window was partly trained at the position ``start``, the first window has its other rows.
+    """
+    restored, held = _restored(chunks, start)
+    if restored:
+        yield _window(restored, grouping)
+    following = chain(held, chunks)
+    if grouping is None:
+        yield from (_window([chunk], None) for chunk in following if chunk is not None)
+        return
+    waiting: list[Chunk] = []
+    num_rows, opened = 0, 0.0
+    for chunk in following:
+        rest = chunk
+        while rest is not None:
+            opened = opened if waiting else time.monotonic()
+            first, rest = _cut(rest, grouping.rows - num_rows)
+            waiting.append(first)
+            num_rows += len(first.offsets)
+            if num_rows == grouping.rows:
+                yield _window(waiting, grouping)
+                waiting, num_rows = [], 0
+        if waiting and time.monotonic() - opened >= grouping.seconds:
+            yield _window(waiting, grouping)
+            waiting, num_rows = [], 0
+    if waiting:
+        yield _window(waiting, grouping)
+
+
+def _restored(
+    chunks: Iterator[Chunk | None], start: Mapping[str, Left]
+) -> tuple[list[Chunk], list[Chunk]]:
+    """Return the chunks of a partly trained window, and chunks after it that were read too."""
+    stops = {name: left.window[-1][1] or 0 for name, left in start.items() if left.window}
+    restored, held = list[Chunk](), list[Chunk]()
+    for chunk in chunks if stops else ():
+        if chunk is None:
+            continue
+        name = chunk.partition
+        if (stop := stops.get(name)) is None:
+            held.append(chunk)
+            continue
+        if chunk.until >= stop:
+            del stops[name]
+        first, rest = _cut(chunk, int(np.searchsorted(chunk.offsets, stop)))
+        restored.append(replace(first, after=start[name].after))
+        if rest is not None:
+            held.append(rest)
+        if not stops:
+            break
+    return restored, held
+
+
+def _cut(chunk: Chunk, num_rows: int) -> tuple[Chunk, Chunk | None]:
+    """Return the first ``num_rows`` rows of a chunk, and the other rows."""
+    if num_rows >= len(chunk.offsets):
+        return chunk, None
+    stop = int(chunk.offsets[num_rows])
+    first = Chunk(
+        chunk.partition,
+        chunk.rows.slice(0, num_rows),
+        chunk.offsets[:num_rows],
+        stop,
+        joined(((stop, chunk.until), *chunk.after)),
+    )
+    rest = replace(chunk, rows=chunk.rows.slice(num_rows), offsets=chunk.offsets[num_rows:])
+    return first, rest
+
+
+def _window(chunks: Sequence[Chunk], grouping: Grouping | None) -> Window:
+    partitions = sorted({chunk.partition for chunk in chunks})
+    codes = np.concatenate(
+        [np.full(len(each.offsets), partitions.index(each.partition)) for each in chunks]
+    )
+    offsets = np.concatenate([chunk.offsets for chunk in chunks])
+    rows = pa.concat_batches([chunk.rows for chunk in chunks])
+    order = np.lexsort((offsets, codes))
+    if grouping is not None and len(order):
+        groups = rows.column(grouping.column).dictionary_encode().indices.to_numpy()[order]
+        last = np.zeros(groups.max() + 1, np.int64)
+        last[groups] = np.arange(len(groups))  # the last assignment of each group stays
+        order = order[np.argsort(last[groups], kind="stable")]
+    return Window(
+        rows.take(pa.array(order)),
+        partitions,
+        codes[order],
+        offsets[order],
+        {chunk.partition: chunk.after for chunk in chunks},
+    )
