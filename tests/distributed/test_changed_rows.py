@@ -5,45 +5,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.distributed.changed_row_cases import FEATURES, ROWS, TRAINING, batch, sharded_model
 from tests.distributed.parity_cases import _whole
-from tests.sharded import PLACES, bags, exact_sharders, sequences, shard
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.config import TrainingSpec
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.changed_rows import ChangedRows
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.optimizer import build_optimizer
 
-TRAINING = TrainingSpec()
-FEATURES = tuple(PLACES)
-ROWS = 40
-
-
-class Model(nn.Module):
-    """One pooled table for each kind of sharding, and sequences of a row-wise table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bags = bags(*FEATURES, rows=ROWS, dim=8)
-        self.sequences = sequences("s", rows=ROWS, dim=8)
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        pooled: Tensor = self.bags(features).values().square().sum()
-        return pooled + self.sequences(features)["s"].values().square().sum()
-
 
 def whole(dmp: DistributedModelParallel) -> dict[str, Tensor]:
     return {name: _whole(each).clone() for name, each in dmp.state_dict().items()}
-
-
-def batch(rank: int, step: int) -> KeyedJaggedTensor:
-    generator = torch.Generator().manual_seed(7 * step + rank)
-    keys = [*FEATURES, "s"]
-    ids = torch.randint(ROWS, (len(keys) * 3,), generator=generator)
-    return KeyedJaggedTensor(keys, ids, lengths=torch.tensor([2, 1] * len(keys)))
 
 
 def differing(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, set[int]]:
@@ -54,9 +28,7 @@ def differing(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, 
 
 
 def track(rank: int, world_size: int) -> Any:
-    torch.manual_seed(0)
-    places = {f"t_{name}": name for name in FEATURES} | {"t_s": "row_wise"}
-    dmp = shard(Model(), exact_sharders(TRAINING), places, torch.device("cpu"))
+    dmp = sharded_model()
     build_optimizer(dmp, TRAINING)
     tracker = ChangedRows.of(dmp, "a")
     assert ChangedRows.of(dmp, "b") is tracker
@@ -110,7 +82,7 @@ def test_rows_with_gradients_are_taken_once_by_each_consumer(world_size: int) ->
 
 
 def too_many(rank: int, world_size: int) -> None:
-    dmp = shard(Model(), exact_sharders(TRAINING), "table_wise", torch.device("cpu"))
+    dmp = sharded_model()
     for number in range(8):
         ChangedRows.of(dmp, f"consumer {number}")
     with pytest.raises(SetupError, match="for 8 consumers"):

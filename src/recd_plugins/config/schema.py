@@ -49,10 +49,15 @@ class CheckpointSpec(Spec):
         "checkpoints, settings and results. If `path` is null as well, nothing is saved.",
     )
     every: Count = Field(default=100, description="Steps between checkpoints.")
+    full_every: Count = Field(
+        default=1,
+        description="Number of checkpoints from one full checkpoint to the next. Those between are "
+        "deltas, which contain only the table rows that changed since the checkpoint before.",
+    )
     keep: Count = Field(
         default=2,
-        description="Number of latest checkpoints to keep, in addition to the best one of "
-        "`training.validation`.",
+        description="Number of latest checkpoints, and of latest full checkpoints, to keep, in "
+        "addition to the best one of `training.validation` and those that a kept delta needs.",
     )
 
     @field_validator("path", "runs")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.runtime.folders import locked_folder
 from recd_plugins.runtime.rank_agreement import from_rank_0, together
 from recd_plugins.runtime.text import shortened
+from recd_plugins.sharding.changed_rows import ChangedRows
 from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,
     TellingWriter,
     as_named_now,
     read_metadata,
+    read_own_metadata,
 )
 from recd_plugins.training.checkpoint_files import (
     FITTED,
@@ -45,9 +48,12 @@ from recd_plugins.training.checkpoint_files import (
     METADATA,
     PROGRESS,
     RANKS,
+    ROWS,
     DamagedError,
+    DeltaOf,
     FileDigest,
     Progress,
+    chain_of,
     checkpoints_in,
     clean,
     damaged,
@@ -65,6 +71,14 @@ from recd_plugins.training.checkpoint_files import (
     step_name,
     sync,
     write_arrays,
+)
+from recd_plugins.training.checkpoint_rows import (
+    RowTensors,
+    document_without,
+    read_rows,
+    row_tensors,
+    tensors_of,
+    write_rows,
 )
 from recd_plugins.training.identity import check_resumable, identity_text
 from recd_plugins.training.optimizer import in_embedding_module
@@ -170,6 +184,9 @@ class Checkpoints:
             and checkpoints with another identity are refused. None disables this check.
         allowed: fields of the identity that may differ.
         fitted: state of fitted preprocessing from ``fitted_state``, on rank 0.
+        full_every: number of checkpoints from one full checkpoint to the next. Those between are
+            deltas: they contain only the table rows that changed since the checkpoint before, and
+            need all checkpoints back to the full one. 1 writes only full checkpoints.
     """
 
     def __init__(
@@ -179,8 +196,10 @@ class Checkpoints:
         identity: Mapping[str, Any] | None = None,
         allowed: Collection[str] = (),
         fitted: FittedState | None = None,
+        full_every: int = 1,
     ) -> None:
         self._fitted = fitted
+        self._deltas = _Deltas(Path(folder), full_every)
         self._folder = Path(folder)
         self._keep = keep
         self._identity = identity
@@ -237,27 +256,34 @@ class Checkpoints:
                 "Count steps from the Progress that load() returned, or use another folder."
             )
         state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
+        delta, rows = self._deltas.begin(dmp, state.document, final)
+        document = state.document
+        if delta is not None:
+            document = document_without(document, delta.rows)
         partial = from_rank_0(hidden(final, "partial"))
         try:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
             with buffers_of_rank_0(dmp):  # DCP lets any rank write them
-                save(
-                    state.document,
-                    storage_writer=TellingWriter(partial),
-                    planner=DefaultSavePlanner(),
-                )
-            told = together(lambda: (_digests_of_rank(partial), own))
+                save(document, storage_writer=TellingWriter(partial), planner=DefaultSavePlanner())
+
+            def written() -> tuple[dict[str, FileDigest], dict[str, np.ndarray]]:
+                write_rows(partial, rows)
+                return _digests_of_rank(partial), own
+
+            told = together(written)
             files = {name: digest for digests, _ in told for name, digest in digests.items()}
             ranks = {
                 f"{rank} {name}": array
                 for rank, (_, state_of_rank) in enumerate(told)
                 for name, array in state_of_rank.items()
             }
-            together(lambda: self._publish(partial, final, text, files, ranks, progress.best_step))
+            best = progress.best_step
+            together(lambda: self._publish(partial, final, text, files, ranks, best, delta))
         except (CheckpointException, OSError, RecdError) as error:
             if dist.get_rank() == 0:
                 shutil.rmtree(partial, ignore_errors=True)
             raise from_rank_0(_cannot_be_written(final, error)) from error
+        self._deltas.saved(final, state.document)
 
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
         """Load the newest undamaged checkpoint and return its progress, or step 0 without one.
@@ -274,11 +300,13 @@ class Checkpoints:
         """
         check_optimizer(dmp, optimizer)
         broken: dict[Path, str] = {}
+        checked: dict[Path, list[str]] = {}
         for path in reversed(from_rank_0(checkpoints_in(self._folder))):
-            if damage := _damage(path):
+            if damage := _damage(path, checked):
                 broken[path] = damage[0]
                 continue
             progress = self._load(path, dmp, optimizer)
+            self._deltas.loaded(path, dmp)
             for each, reason in broken.items() if dist.get_rank() == 0 else ():
                 aside = set_aside(each)
                 _say(
@@ -324,6 +352,7 @@ class Checkpoints:
             trained = together(lambda: own)  # some parameters may be frozen
             planner = SafeLoadPlanner({name for of_rank in trained for name in of_rank})
             load(state.document, storage_reader=SafeReader(path, metadata), planner=planner)
+            read_rows(path, tensors_of(state.document))
             state.put_back(dmp, optimizer, progress.step)
         except (
             AssertionError,  # buffers of a collision map that belong to rows of other ranks
@@ -352,6 +381,7 @@ class Checkpoints:
         files: dict[str, FileDigest],
         ranks: Mapping[str, np.ndarray],
         best_step: int | None,
+        delta: DeltaOf | None,
     ) -> None:
         """On rank 0, write all files except DCP's, and rename the checkpoint to its final name."""
         if dist.get_rank() != 0:
@@ -371,14 +401,117 @@ class Checkpoints:
                 f"{damage[0]}, but a rank has written this file. Set training.checkpoint.path to a "
                 "folder that all ranks share."
             )
-        read_metadata(partial)  # fails now if loading would refuse these classes
-        (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
+        read_own_metadata(partial)  # fails now if loading would refuse these classes
+        (partial / MANIFEST).write_text(manifest_text(files, delta), encoding="utf-8")
         for path in (*partial.iterdir(), partial):
             sync(path)
         put(partial, final)
-        for old in checkpoints_in(self._folder)[: -self._keep]:
-            if best_step is None or old.name != step_name(best_step):
-                delete(old)
+        for old in reversed(self._unneeded(best_step)):  # deltas before those that they need
+            delete(old)
+
+    def _unneeded(self, best_step: int | None) -> list[Path]:
+        """Return the checkpoints to delete, oldest first.
+
+        Keep the latest ones, the latest full ones, the best one, and those that these need.
+        """
+        every = checkpoints_in(self._folder)
+        chains, full = {path: [path] for path in every}, []
+        for path in every:
+            with suppress(RecdError, OSError):  # damage is reported when it is loaded
+                chains[path] = chain_of(path)
+                full += [path] * (len(chains[path]) == 1)
+        kept = {*every[-self._keep :], *full[-self._keep :]}
+        if best_step is not None:
+            kept.add(self.of_step(best_step))
+        needed = {link for path in kept & chains.keys() for link in chains[path]}
+        return [path for path in every if path not in needed]
+
+
+class _Deltas:
+    """Decides which checkpoints are deltas, and what they contain.
+
+    All ranks must call each method together.
+    """
+
+    def __init__(self, folder: Path, full_every: int) -> None:
+        self._folder, self._full_every = folder, full_every
+        self._consumer = f"checkpoints of {folder}"
+        self._tracker: ChangedRows | None = None
+        self._model: weakref.ref[nn.Module] | None = None
+        # The checkpoint since which rows are tracked: path, digest of its manifest, number of
+        # checkpoints that it consists of, and names of its tensors.
+        self._last: tuple[Path, str, int, set[str]] | None = None
+
+    def begin(
+        self, dmp: DistributedModelParallel, document: Mapping[str, Any], final: Path
+    ) -> tuple[DeltaOf | None, list[tuple[RowTensors, Tensor]]]:
+        """Return the next delta's link to the last checkpoint, and this rank's changed rows.
+
+        The link is None if the next checkpoint must be full.
+        """
+        last, self._last = self._last, None  # if saving fails, the next one is full
+        if self._full_every == 1:
+            return None, []
+        if self._tracker is None or self._model is None or self._model() is not dmp.module:
+            self._track(dmp)
+            return None, []
+        changed = self._tracker.take(self._consumer)
+        if last is None or last[2] >= self._full_every or last[0] == final:
+            return None, []
+        path, sha256, _, known = last
+        if not from_rank_0(_has_manifest(path, sha256)):
+            return None, []
+        tables = [
+            (found, rows)
+            for name, rows in changed.items()
+            if (found := row_tensors(document, common_name(name))) is not None
+        ]
+        # A tensor must have equal shards as its table on all ranks, and be in the last checkpoint.
+        weight_of = {name: w for table, _ in tables for name, w in table.names.items()}
+        others = {name for table, _ in tables for name in table.mismatched}
+        others |= {
+            name
+            for name, each in tensors_of(document).items()
+            if isinstance(each, ShardedTensor) and each.local_shards() and name not in weight_of
+        }
+        told = together(lambda: (weight_of, others))
+        weight_of = {name: w for names, _ in told for name, w in names.items()}
+        fitting = known.intersection(weight_of).difference(*(whole for _, whole in told))
+        by_rows = {name for name in fitting if weight_of[name] in fitting}
+        kept = [(table.only(by_rows), rows) for table, rows in tables]
+        delta = DeltaOf(path.name, sha256, tuple(sorted(by_rows)))
+        return delta, [(table, rows) for table, rows in kept if table.tensors]
+
+    def saved(self, path: Path, document: Mapping[str, Any]) -> None:
+        """Track changes since a checkpoint that was saved."""
+        if self._full_every > 1:
+            names = together(lambda: set(tensors_of(document)))
+            self._last = *_state_of(path), set().union(*names)
+
+    def loaded(self, path: Path, dmp: DistributedModelParallel) -> None:
+        """Track changes since a checkpoint that was loaded."""
+        if self._full_every > 1:
+            self._track(dmp)
+            self._last = *_state_of(path), set(read_metadata(path).state_dict_metadata)
+
+    def _track(self, dmp: DistributedModelParallel) -> None:
+        self._tracker, self._model = ChangedRows.of(dmp, self._consumer), weakref.ref(dmp.module)
+
+
+def _state_of(path: Path) -> tuple[Path, str, int]:
+    """Return rank 0's view: path, digest of the manifest, number of checkpoints in the chain."""
+    sha256, links = together(
+        lambda: (
+            (digest_of(path / MANIFEST).sha256, len(chain_of(path)))
+            if dist.get_rank() == 0
+            else ("", 0)
+        )
+    )[0]
+    return path, sha256, links
+
+
+def _has_manifest(path: Path, sha256: str) -> bool:
+    return (path / MANIFEST).exists() and digest_of(path / MANIFEST).sha256 == sha256
 
 
 def common_name(name: str) -> str:
@@ -454,10 +587,35 @@ def _say(line: str) -> None:
 def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:
     rank = dist.get_rank()
     own = [path.name for path in partial.glob(f"__{rank}_*")] + [METADATA] * (rank == 0)
+    own += [path.name for path in partial.glob(f"rows-{rank}-*{ROWS}")]
     return {name: digest_of(partial / name) for name in own}
 
 
-def _damage(path: Path) -> list[str]:
+def _damage(path: Path, checked: dict[Path, list[str]] | None = None) -> list[str]:
+    """Return descriptions of damage to a checkpoint, or to one that a delta needs.
+
+    ``checked`` has the results for checkpoints that were read before, and is extended.
+    """
+    checked = {} if checked is None else checked
+
+    def chain() -> tuple[list[Path], str | None]:
+        try:
+            return (chain_of(path) if dist.get_rank() == 0 else []), None
+        except (DamagedError, OSError) as error:
+            return [], str(error)
+
+    links, broken = together(chain)[0]
+    if broken is not None:
+        return [broken]
+    for link in links:
+        if link not in checked:
+            checked[link] = _damage_of_one(link)
+        if damage := checked[link]:
+            return damage
+    return []
+
+
+def _damage_of_one(path: Path) -> list[str]:
     """Return a description of each damaged file; each rank checks some of the files."""
 
     def manifest() -> tuple[dict[str, FileDigest], list[str]]:

@@ -39,7 +39,15 @@ from torch.futures import Future
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.text import did_you_mean, shortened
-from recd_plugins.training.checkpoint_files import METADATA, DamagedError, check_whole
+from recd_plugins.training.checkpoint_files import (
+    MANIFEST,
+    METADATA,
+    DamagedError,
+    chain_of,
+    check_whole,
+    read_delta,
+)
+from recd_plugins.training.checkpoint_rows import read_rows
 
 _DCP = "torch.distributed.checkpoint.metadata"
 #: Classes allowed in ``.metadata``: those written by torch 2.11 to 2.14 on Python 3.11 to 3.14.
@@ -103,6 +111,43 @@ class _Records(pickle.Unpickler):
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
+    """Return the metadata of all tensors of a full checkpoint or a delta, for ``SafeReader``.
+
+    Tensors of which a delta has only changed rows are read from the checkpoints before it.
+    ``read_rows`` then replaces their changed rows.
+
+    Raises:
+        DamagedError: as ``read_own_metadata``, or a checkpoint before a delta is missing.
+    """
+    if not (checkpoint / MANIFEST).exists():  # a folder that only DCP has written
+        return read_own_metadata(checkpoint)
+    base, *deltas = chain_of(checkpoint)
+    found = _seen_from(read_own_metadata(base), base, checkpoint)
+    for link in deltas:
+        own, delta = _seen_from(read_own_metadata(link), link, checkpoint), read_delta(link)
+        rows = set(() if delta is None else delta.rows)
+        if missing := rows - found.state_dict_metadata.keys():
+            raise DamagedError(f"{link}: the delta needs {min(missing)!r}, which {base} lacks")
+        kept = {name: found.state_dict_metadata[name] for name in rows}
+        places = {index: place for index, place in found.storage_data.items() if index.fqn in rows}
+        found = Metadata(
+            {**kept, **own.state_dict_metadata}, storage_data={**places, **own.storage_data}
+        )
+    return found
+
+
+def _seen_from(metadata: Metadata, folder: Path, checkpoint: Path) -> Metadata:
+    """Return the metadata of ``folder`` with file names relative to ``checkpoint``."""
+    if folder == checkpoint:
+        return metadata
+    places = {
+        index: replace(place, relative_path=f"../{folder.name}/{place.relative_path}")
+        for index, place in metadata.storage_data.items()
+    }
+    return Metadata(metadata.state_dict_metadata, storage_data=places)
+
+
+def read_own_metadata(checkpoint: Path) -> Metadata:
     """Read the pickled DCP file ``.metadata`` without running code from it.
 
     Raises:
@@ -270,6 +315,7 @@ def read_weights(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load({"model": weights}, storage_reader=reader, planner=planner, no_dist=True)
+    read_rows(checkpoint, {f"{_MODEL}{name}": weight for name, weight in weights.items()})
     return weights
 
 

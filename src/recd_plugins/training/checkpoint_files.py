@@ -26,7 +26,10 @@ MANIFEST, PROGRESS, IDENTITY = "manifest.json", "progress.json", "identity.json"
 METADATA = ".metadata"
 #: Files with the fitted preprocessing and the state of each rank.
 FITTED, RANKS = "preprocessing.npz", "ranks.npz"
-FORMAT = 1
+#: Suffix of the files with changed rows.
+ROWS = ".parquet"
+#: Formats of full checkpoints and of deltas, which earlier versions refuse.
+FORMAT, DELTA_FORMAT = 1, 2
 
 _NAME = re.compile(r"step-\d{9}")
 # Names left by a killed process: partly written, partly deleted, or about to be replaced.
@@ -170,10 +173,28 @@ def digest_of(path: Path) -> FileDigest:
         return FileDigest(file.tell(), sha256)
 
 
-def manifest_text(files: Mapping[str, FileDigest]) -> str:
+@dataclass(frozen=True)
+class DeltaOf:
+    """The part of a delta's manifest that links it to the checkpoint before it.
+
+    Attributes:
+        base: folder name of the checkpoint before it, which is full or a delta.
+        sha256: SHA-256 of the manifest file of ``base``.
+        rows: names of the tensors of which the delta has only changed rows. It has all other
+            tensors whole.
+    """
+
+    base: str
+    sha256: str
+    rows: tuple[str, ...]
+
+
+def manifest_text(files: Mapping[str, FileDigest], delta: DeltaOf | None = None) -> str:
     """Return the manifest as JSON; its last entry is a digest of the other entries."""
     entries = {name: asdict(digest) for name, digest in sorted(files.items())}
-    return sealed({"format": FORMAT, "files": entries})
+    if delta is None:
+        return sealed({"format": FORMAT, "files": entries})
+    return sealed({"format": DELTA_FORMAT, "delta": asdict(delta), "files": entries})
 
 
 def sealed(document: dict[str, Any]) -> str:
@@ -185,6 +206,25 @@ def sealed(document: dict[str, Any]) -> str:
 
 def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
     """Return a dict from file name to digest, for all files of a checkpoint."""
+    document = _manifest(checkpoint)
+    files = {name: FileDigest(**entry) for name, entry in document["files"].items()}
+    if any("/" in name for name in files):
+        raise DamagedError(
+            f"{checkpoint / MANIFEST}: the manifest lists a file outside of the checkpoint"
+        )
+    return files
+
+
+def read_delta(checkpoint: Path) -> DeltaOf | None:
+    """Return the link of a delta to the checkpoint before it; None for a full checkpoint."""
+    if (delta := _manifest(checkpoint).get("delta")) is None:
+        return None
+    if not _NAME.fullmatch(delta["base"]):
+        raise DamagedError(f"{checkpoint / MANIFEST}: {delta['base']!r} is not a checkpoint")
+    return DeltaOf(delta["base"], delta["sha256"], tuple(delta["rows"]))
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / MANIFEST
     try:
         text = _regular(path).read_text(encoding="utf-8")
@@ -197,15 +237,48 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
         intact = False
     if not intact:
         raise DamagedError(f"{path}: the file is damaged")
-    if document.get("format") != FORMAT:
+    if document.get("format") not in (FORMAT, DELTA_FORMAT):
         raise RecdError(
             f"{path}: the checkpoint has format {document.get('format')!r}, but this version reads "
-            f"format {FORMAT}. Use the version of recd-plugins that wrote the checkpoint."
+            f"formats {FORMAT} and {DELTA_FORMAT}. Use the version of recd-plugins that wrote the "
+            "checkpoint."
         )
-    files = {name: FileDigest(**entry) for name, entry in document["files"].items()}
-    if any("/" in name for name in files):
-        raise DamagedError(f"{path}: the manifest lists a file outside of the checkpoint")
-    return files
+    return document
+
+
+def chain_of(checkpoint: Path) -> list[Path]:
+    """Return the checkpoints that a checkpoint consists of: the full one, then its deltas in order.
+
+    Raises:
+        DamagedError: a manifest is damaged, or a checkpoint before a delta is missing or changed.
+    """
+    chain = [checkpoint]
+    while (delta := read_delta(chain[0])) is not None:
+        base = chain[0].with_name(delta.base)
+        if not base.is_dir():
+            raise DamagedError(f"{base}: the checkpoint is missing, but {chain[0].name} needs it")
+        if digest_of(base / MANIFEST).sha256 != delta.sha256:
+            raise DamagedError(
+                f"{base / MANIFEST}: the file has changed since {chain[0].name} was written"
+            )
+        chain.insert(0, base)
+    return chain
+
+
+def row_files(chain: Sequence[Path]) -> list[tuple[Path, frozenset[str]]]:
+    """Return the files with changed rows of a chain, with the names of the tensors to read.
+
+    A tensor is not read from deltas before one that has the tensor whole.
+    """
+    found: list[tuple[Path, frozenset[str]]] = []
+    names: frozenset[str] | None = None
+    for link in reversed(chain):
+        if (delta := read_delta(link)) is None:
+            break
+        names = frozenset(delta.rows) if names is None else names & frozenset(delta.rows)
+        files = sorted(name for name in read_manifest(link) if name.endswith(ROWS))
+        found[:0] = [(link / name, names) for name in files]
+    return found
 
 
 def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str], list[str]]:
@@ -262,9 +335,10 @@ def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Read all files of a checkpoint, and raise ``DamagedError`` if one is damaged."""
-    if damage := problems(checkpoint)[0]:
-        raise damaged(damage)
+    """Read all files of a checkpoint and of those before a delta; raise ``DamagedError``."""
+    for each in chain_of(checkpoint):
+        if damage := problems(each)[0]:
+            raise damaged(damage)
 
 
 def _unreadable(path: Path, error: OSError) -> str:

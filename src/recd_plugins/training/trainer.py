@@ -128,7 +128,9 @@ def checkpoints_of(
     spec = training.checkpoint
     if spec.path is None:
         return None
-    return Checkpoints(Path(spec.path), spec.keep, identity, allowed, fitted)
+    return Checkpoints(
+        Path(spec.path), spec.keep, identity, allowed, fitted, full_every=spec.full_every
+    )
 
 
 class BatchSource:
