@@ -55,6 +55,7 @@ SLOW = (
     "test_third_party.py",
     "recd_plugin_scars/tests/test_cached_run.py",
     "training/test_checkpoint.py",
+    "training/test_delta_checkpoints.py",
     "training/test_finite.py",
     "model/test_dcn_run.py",
     "model/test_user_split.py::test_it_runs_on_cuda",

@@ -238,8 +238,8 @@ def test_every_flipped_bit_is_noticed(saved: Path, name: str) -> None:
 
 def test_a_manifest_of_a_later_version(folder: Path) -> None:
     path = folder / "step-000000002" / MANIFEST
-    path.write_text(sealed({"format": 2, "files": {}}), encoding="utf-8")
-    with pytest.raises(RecdError, match="the checkpoint has format 2") as caught:
+    path.write_text(sealed({"format": 3, "files": {}}), encoding="utf-8")
+    with pytest.raises(RecdError, match="the checkpoint has format 3") as caught:
         read_manifest(path.parent)
     assert not isinstance(caught.value, DamagedError), "an older one is no substitute"
 

@@ -1,24 +1,28 @@
-"""``recd checkpoint``: list, verify and show checkpoints."""
+"""``recd checkpoint``: list, verify, show and compact checkpoints."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.folders import locked_folder
 from recd_plugins.training.checkpoint_files import (
     IDENTITY,
     MANIFEST,
     METADATA,
     PROGRESS,
     DamagedError,
+    chain_of,
     checkpoints_in,
     differing,
     misfits,
     problems,
+    read_delta,
     read_manifest,
     read_progress,
     step_name,
@@ -30,7 +34,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group()
 def checkpoint() -> None:
-    """List, verify or show checkpoints.
+    """List, verify, show or compact checkpoints.
 
     PATH is one checkpoint, such as checkpoints/step-000000100, or a folder of checkpoints.
     """
@@ -62,12 +66,18 @@ def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Read every file of the checkpoints and report damaged or unknown files.
 
-    The exit code is 1 if a file is damaged or unknown.
+    For a delta, also read the checkpoints that it needs. The exit code is 1 if a file is damaged or
+    unknown.
     """
     reports = []
-    for each in _found(path):
+    found = _found(path)
+    with suppress(DamagedError):  # reported for each checkpoint
+        found = chain_of(path) if found == [path] else found
+    for each in found:
         damage, extra = problems(each)
-        reports.append({**_check_sizes(each), "damage": damage, "extra": extra})
+        report = _check_sizes(each)
+        report["damage"] = list(dict.fromkeys([*damage, *report["damage"]]))
+        reports.append({**report, "extra": extra})
     _tell(ctx, reports, as_json)
 
 
@@ -84,6 +94,7 @@ def show(path: Path, as_json: bool) -> None:
     small = {name: files[name] for name in (METADATA, PROGRESS, IDENTITY) if name in files}
     if damage := misfits(chosen, files)[0] or differing(chosen, small):
         raise DamagedError(damage[0])
+    needed = [each.name for each in chain_of(chosen)[:-1]]
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     from recd_plugins.training.checkpoint_dcp import read_metadata
@@ -103,6 +114,7 @@ def show(path: Path, as_json: bool) -> None:
     report = {
         "path": str(chosen),
         "step": progress.step,
+        "needs": needed,
         "epoch": progress.epoch,
         "loss": progress.losses[-1] if progress.losses else None,
         "reader": progress.reader,
@@ -112,11 +124,28 @@ def show(path: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
         return
-    click.echo(f"{chosen}: step {progress.step}, epoch {progress.epoch}")
+    kind = f", a delta that needs {', '.join(needed)}" if needed else ""
+    click.echo(f"{chosen}: step {progress.step}, epoch {progress.epoch}{kind}")
     for name, tensor in tensors.items():
         click.echo(f"  {name} {tensor['dtype']} {tensor['shape']}")
     if identity is not None:
         click.echo(json.dumps(identity, indent=2))
+
+
+@checkpoint.command("compact")
+@_PATH
+def compact_(path: Path) -> None:
+    """Replace a delta by an equal full checkpoint, which needs no other checkpoints.
+
+    If PATH is a folder of checkpoints, its newest checkpoint is replaced. All tables must fit into
+    memory.
+    """
+    from recd_plugins.training.checkpoint_compact import compact
+
+    chosen = _found(path)[-1]
+    with locked_folder(chosen.parent):
+        done = compact(chosen)
+    click.echo(f"{chosen}: {'is now' if done else 'is already'} a full checkpoint")
 
 
 def _found(path: Path) -> list[Path]:
@@ -134,14 +163,17 @@ def _found(path: Path) -> list[Path]:
 
 
 def _check_sizes(path: Path) -> dict[str, Any]:
-    report = {"path": str(path), "files": 0, "bytes": 0, "damage": [], "extra": []}
+    report = {"path": str(path), "base": None, "files": 0, "bytes": 0, "damage": [], "extra": []}
     try:
         files = read_manifest(path)
+        report["base"] = delta.base if (delta := read_delta(path)) is not None else None
+        damage, extra = misfits(path, files)
+        size = sum(digest.bytes for digest in files.values())
+        report |= {"files": len(files), "bytes": size, "damage": damage, "extra": extra}
+        chain_of(path)
     except DamagedError as error:
-        return {**report, "damage": [str(error)]}
-    damage, extra = misfits(path, files)
-    size = sum(digest.bytes for digest in files.values())
-    return {**report, "files": len(files), "bytes": size, "damage": damage, "extra": extra}
+        return {**report, "damage": [*report["damage"], str(error)]}
+    return report
 
 
 def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> None:
@@ -152,6 +184,7 @@ def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> N
         for report in reports:
             state = "damaged" if report["damage"] else "ok"
             state += ", the best" if report.get("best") else ""
+            state += f", a delta of {report['base']}" if report["base"] else ""
             click.echo(
                 f"{report['path']}: {report['files']} files, {report['bytes']:,} bytes, {state}"
             )

@@ -21,6 +21,7 @@ from recd_plugin_flexshard.runtime import RowTiers, rows
 from recd_plugin_flexshard.tests.runtime.model import (
     OPTIMIZERS,
     RATES,
+    ROWS,
     TIERS,
     Job,
     Optimizer,
@@ -31,6 +32,8 @@ from recd_plugin_flexshard.tests.runtime.model import (
 )
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress, read_delta
 
 T = TypeVar("T")
 STEPS = 3
@@ -316,3 +319,29 @@ def _part(job: Job, part: str) -> dict[str, Any]:
 def _tensors(state: dict[str, Any]) -> list[ShardedTensor]:
     of_tables = state.get("state", {"": state}).values()
     return [t for each in of_tables for t in each.values() if isinstance(t, ShardedTensor)]
+
+
+def train_with_deltas(rank: int, world_size: int, optimizer: Optimizer, folder: Path) -> Any:
+    """Save deltas between steps that are looked up ahead, with other copied rows after two."""
+    job = Job(optimizer, MINE, shardings={"c": "table_wise"}, retier_every=2)
+    checkpoints = Checkpoints(folder, keep=9, full_every=9)
+    for step in range(5):
+        job.train(range(step, step + 1), pipelined=True)
+        checkpoints.save(job.dmp, job.optimizer, Progress(step + 1))
+    rows = {name for name in read_delta(checkpoints.of_step(5)).rows if "weight" in name}
+    loaded = make_job(optimizer, MINE)
+    loaded.load(folder)
+    return len(rows), job.everything(), loaded.everything()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "layout"),
+    [("rowwise_adagrad", (1, 1)), ("sgd", (2, 1)), ("rowwise_adagrad", (1, 2))],
+)
+def test_deltas_have_the_rows_of_copies(
+    optimizer: Optimizer, layout: Layout, tmp_path: Path
+) -> None:
+    for tables, expected, found in run(layout, train_with_deltas, optimizer, tmp_path):
+        assert tables >= len(ROWS)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -29,6 +29,7 @@ from recd_plugins.testing.device import DEVICE, backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint_files import read_delta
 
 # Sums of gradients are in any order on a GPU.
 TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
@@ -317,3 +318,29 @@ def test_a_kill_loses_nothing_that_a_checkpoint_held(
     for rank, (first, losses) in enumerate(resumed):
         assert first == 6
         assert losses == uninterrupted[rank][6:]
+
+
+def save_deltas(rank: int, world_size: int, case: Case, folder: Path) -> tuple[int, Run, Run]:
+    """Save deltas of cached tables while the rows of later batches are prefetched."""
+    trainer = Trainer(case.training, case, folder / "rows")
+    trainer.start()
+    (folder / "deltas").mkdir(exist_ok=True)
+    checkpoints = Checkpoints(folder / "deltas", keep=9, full_every=9)
+    for step in range(1, 5):
+        losses = trainer.steps(1)
+        checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
+    rows = {name for name in read_delta(checkpoints.of_step(4)).rows if "weight" in name}
+    state = trainer.state()
+    other = Trainer(case.training, None, folder / "rows", with_weights=False)
+    checkpoints.load(other.dmp, other.optimizer)
+    return len(rows), Run(losses, state), Run(losses, other.state())
+
+
+@pytest.mark.parametrize(("sharding", "world_size"), [*zip(SHARDINGS, (1, 2, 2), strict=True)])
+def test_deltas_of_cached_tables(sharding: str, world_size: int, tmp_path: Path) -> None:
+    for tables, expected, found in run_on_ranks(
+        save_deltas, world_size, case_of(sharding), tmp_path
+    ):
+        assert tables > 0
+        for name, values in expected.state.items():
+            assert torch.equal(found.state[name], values), name
