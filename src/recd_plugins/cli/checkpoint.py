@@ -36,7 +36,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def checkpoint() -> None:
     """List, verify, show or compact checkpoints.
 
-    PATH is one checkpoint, such as checkpoints/step-000000100, or a folder of checkpoints.
+    PATH is one checkpoint, such as checkpoints/step-000000100, or a folder of checkpoints, of which
+    show and compact use the newest.
     """
 
 
@@ -64,10 +65,9 @@ def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
 @_JSON
 @click.pass_context
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """Read every file of the checkpoints and report damaged or unknown files.
+    """Read every file, and report damaged or unknown files with exit code 1.
 
-    For a delta, also read the checkpoints that it needs. The exit code is 1 if a file is damaged or
-    unknown.
+    For a delta, also read the checkpoints that it needs.
     """
     reports = []
     found = _found(path)
@@ -85,10 +85,7 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 @_PATH
 @_JSON
 def show(path: Path, as_json: bool) -> None:
-    """Show the step, the tensors and the settings of a checkpoint.
-
-    If PATH is a folder of checkpoints, show its newest checkpoint.
-    """
+    """Show the step, the tensors and the settings of a checkpoint."""
     chosen = _found(path)[-1]
     files = read_manifest(chosen)
     small = {name: files[name] for name in (METADATA, PROGRESS, IDENTITY) if name in files}
@@ -135,11 +132,7 @@ def show(path: Path, as_json: bool) -> None:
 @checkpoint.command("compact")
 @_PATH
 def compact_(path: Path) -> None:
-    """Replace a delta by an equal full checkpoint, which needs no other checkpoints.
-
-    If PATH is a folder of checkpoints, its newest checkpoint is replaced. All tables must fit into
-    memory.
-    """
+    """Replace a delta by an equal full checkpoint. All tables must fit into memory."""
     from recd_plugins.training.checkpoint_compact import compact
 
     chosen = _found(path)[-1]
@@ -163,17 +156,19 @@ def _found(path: Path) -> list[Path]:
 
 
 def _check_sizes(path: Path) -> dict[str, Any]:
-    report = {"path": str(path), "base": None, "files": 0, "bytes": 0, "damage": [], "extra": []}
+    report: dict[str, Any] = {"path": str(path), "base": None, "files": 0, "bytes": 0}
+    damage: list[str] = []
+    extra: list[str] = []
     try:
         files = read_manifest(path)
-        report["base"] = delta.base if (delta := read_delta(path)) is not None else None
         damage, extra = misfits(path, files)
         size = sum(digest.bytes for digest in files.values())
-        report |= {"files": len(files), "bytes": size, "damage": damage, "extra": extra}
+        delta = read_delta(path)
+        report |= {"files": len(files), "bytes": size, "base": delta and delta.base}
         chain_of(path)
     except DamagedError as error:
-        return {**report, "damage": [*report["damage"], str(error)]}
-    return report
+        damage = [*damage, str(error)]
+    return {**report, "damage": damage, "extra": extra}
 
 
 def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> None:

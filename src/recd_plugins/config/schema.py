@@ -45,19 +45,19 @@ class CheckpointSpec(Spec):
     )
     runs: str | None = Field(
         default=None,
-        description="Folder in which `recd run` creates a numbered folder for each run, with its "
-        "checkpoints, settings and results. If `path` is null as well, nothing is saved.",
+        description="Folder in which `recd run` creates a numbered folder per run, with "
+        "checkpoints, settings and results. If `path` is null too, nothing is saved.",
     )
     every: Count = Field(default=100, description="Steps between checkpoints.")
     full_every: Count = Field(
         default=1,
-        description="Number of checkpoints from one full checkpoint to the next. Those between are "
-        "deltas, which contain only the table rows that changed since the checkpoint before.",
+        description="Checkpoints per full checkpoint. The others are deltas, with only the table "
+        "rows that changed since the checkpoint before.",
     )
     keep: Count = Field(
         default=2,
-        description="Number of latest checkpoints, and of latest full checkpoints, to keep, in "
-        "addition to the best one of `training.validation` and those that a kept delta needs.",
+        description="Number of latest checkpoints, and of latest full ones, to keep, in addition "
+        "to the best one of `training.validation`.",
     )
 
     @field_validator("path", "runs")

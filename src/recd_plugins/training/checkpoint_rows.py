@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -208,7 +207,7 @@ def _read_shard(path: Path, wanted: Mapping[str, list[tuple[Tensor, list[int]]]]
         if not needed:
             return
         table = file.read([_ROW, *needed])
-    rows = torch.from_numpy(np.array(table[_ROW]))
+    rows = torch.from_numpy(table[_ROW].to_numpy().copy())
     for key, parts in needed.items():
         column = columns[key]
         values = _values(table[key].combine_chunks(), getattr(torch, column.dtype))
@@ -219,8 +218,8 @@ def _read_shard(path: Path, wanted: Mapping[str, list[tuple[Tensor, list[int]]]]
 def _values(array: Any, dtype: torch.dtype) -> Tensor:
     if pa.types.is_fixed_size_list(array.type):
         width = array.type.list_size
-        return torch.from_numpy(np.array(array.flatten())).view(dtype).view(-1, width)
-    return torch.from_numpy(np.array(array)).view(dtype)
+        return torch.from_numpy(array.flatten().to_numpy().copy()).view(dtype).view(-1, width)
+    return torch.from_numpy(array.to_numpy().copy()).view(dtype)
 
 
 def _copy_rows(
