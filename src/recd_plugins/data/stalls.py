@@ -121,21 +121,18 @@ class StallMeter:
 
         Each batch must have an attribute ``making`` of type ``MakingTimes``.
         """
-        iterator = iter(batches)
         handed_out: float | None = None
-        while True:
-            start = self.clock.mark()
-            try:
-                batch: Any = next(iterator)
-            except StopIteration:
-                return
+        start = self.clock.mark()
+        for batch in batches:
             now = time.perf_counter()
-            self.newest = Wait(start, self.clock.mark(), batch.making)
+            making: MakingTimes = batch.making  # type: ignore[attr-defined]
+            self.newest = Wait(start, self.clock.mark(), making)
             self.taken += 1
             if handed_out is not None:
                 self._window.append((now - handed_out, self.newest))
             handed_out = now
             yield batch
+            start = self.clock.mark()
 
     def recent(self) -> Stalls | None:
         """Return the mean stalls of the latest ``window`` steps; None before the second batch.
