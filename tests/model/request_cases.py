@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.drop_in.trainer import forced_dedup
-from tests.sharded import CPU, bags, local_weights, sharded
+from tests.sharded import CPU, bags, exact_sharders, local_weights, shard, sharded
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
@@ -20,11 +20,13 @@ from torchrec.streamable import Pipelineable
 
 import recd_plugins
 from recd_plugins.api import CandidateBatch, UserBatch, UserSide
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sparse.request_rows import RequestRows
 
 FEATURES = ["user", "clicks", "item"]
-ROWS, DIM, CANDIDATES, REQUESTS, NUM_STEPS = 40, 8, 4, 8, 50
+ROWS, DIM, CANDIDATES, REQUESTS, NUM_STEPS, FEW_STEPS = 40, 8, 4, 8, 50, 8
+SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "coalesced")
 
 
 @dataclass
@@ -76,20 +78,22 @@ class PerRow(Ranker):
 
 
 def batches(rank: int, num_batches: int = NUM_STEPS) -> Iterator[Requests]:
+    """The first and last request are cut: half of their rows are in other batches."""
     random = torch.Generator().manual_seed(rank)
     num_rows = CANDIDATES * REQUESTS
+    request = (torch.arange(num_rows) + CANDIDATES // 2) // CANDIDATES
     for _ in range(num_batches):
-        user = torch.randint(ROWS, (REQUESTS,), generator=random).repeat_interleave(CANDIDATES)
-        lengths = torch.randint(0, 4, (REQUESTS,), generator=random).tolist()
+        user = torch.randint(ROWS, (REQUESTS + 1,), generator=random)[request]
+        lengths = torch.randint(0, 4, (REQUESTS + 1,), generator=random).tolist()
         clicks = [torch.randint(ROWS, (n,), generator=random) for n in lengths]
-        every = [each for each in clicks for _ in range(CANDIDATES)]
+        every = [clicks[n] for n in request.tolist()]
         item = torch.randint(ROWS, (num_rows,), generator=random)
         ones = torch.ones(num_rows, dtype=torch.int64)
         counts = torch.tensor([len(each) for each in every])
         kjt = KeyedJaggedTensor(
             FEATURES, torch.cat([user, *every, item]), lengths=torch.cat([ones, counts, ones])
         )
-        of_user = torch.rand(REQUESTS, 2, generator=random).repeat_interleave(CANDIDATES, 0)
+        of_user = torch.rand(REQUESTS + 1, 2, generator=random)[request]
         dense = torch.cat([of_user, torch.rand(num_rows, 1, generator=random)], dim=1)
         yield Requests(kjt, dense, torch.randint(2, (num_rows,), generator=random).float())
 
@@ -103,20 +107,28 @@ class Trained:
     dense: dict[str, Tensor]
 
 
-def train(make: type[Ranker], world_size: int, *, stock: bool) -> Trained:
+def train(make: type[Ranker], world_size: int, sharding: str, *, stock: bool) -> Trained:
+    """Train with an entry of ``tests.sharded.PLACES``, or with the plan of TorchRec's planner."""
     model, params = make(), {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.05}
     ready = recd_plugins.wrap(model)
     ours: Any = ready.sharders(fused_params=params)
+    if sharding == "coalesced":
+        training = TrainingSpec(optimizer="sgd", learning_rate=0.05)
+        ours = exact_sharders(training, [f"t_{name}" for name in FEATURES])
     theirs: Any = [EmbeddingBagCollectionSharder(dict(params))]
-    plan = ready.planner(world_size=world_size).plan(model, ours)
-    dmp = sharded(model, plan, theirs if stock else ours, CPU)
+    if sharding == "planner":
+        plan = ready.planner(world_size=world_size).plan(model, ours)
+        dmp = sharded(model, plan, theirs if stock else ours, CPU)
+    else:
+        dmp = shard(model, ours, "row_wise" if sharding == "coalesced" else sharding, CPU)
     dense = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
     make_pipeline: Any = TrainPipelineSparseDist if stock else build_train_pipeline
     pipeline = make_pipeline(dmp, torch.optim.SGD(dense, lr=0.05), CPU)
-    loader: Any = list(batches(dist.get_rank()))
+    num_steps = FEW_STEPS if world_size == 4 else NUM_STEPS
+    loader: Any = list(batches(dist.get_rank(), num_steps))
     source = chain(loader if stock else ready.dedup(loader, features=["user", "clicks"]))
     losses = []
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         loss, _, _ = pipeline.progress(source)
         losses.append(float(loss))
     tables = {".".join(n.split(".")[-2:]): tensor for n, tensor in local_weights(dmp).items()}
@@ -125,6 +137,14 @@ def train(make: type[Ranker], world_size: int, *, stock: bool) -> Trained:
 
 
 @forced_dedup()
-def both_ways(rank: int, world_size: int) -> tuple[Trained, Trained]:
-    """Train per row with stock TorchRec, and once per request with deduplicated batches."""
-    return train(PerRow, world_size, stock=True), train(Ranker, world_size, stock=False)
+def both_ways(rank: int, world_size: int) -> tuple[Trained, Trained, dict[str, list[float]]]:
+    """Train per row with stock TorchRec, and once per request with deduplicated batches.
+
+    The last result has the losses of each other sharding, once per request, on four ranks.
+    """
+    others = SHARDINGS if world_size == 4 else ()
+    return (
+        train(PerRow, world_size, "planner", stock=True),
+        train(Ranker, world_size, "planner", stock=False),
+        {each: train(Ranker, world_size, each, stock=False).losses for each in others},
+    )

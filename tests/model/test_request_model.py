@@ -18,9 +18,12 @@ from recd_plugins.testing.gloo import run_on_ranks
 REQUEST = RequestRows(torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 3, 4]), ("user",), (0,))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_it_trains_as_a_model_that_computes_per_row(world_size: int) -> None:
-    for per_row, per_request in run_on_ranks(cases.both_ways, world_size):
+    found = run_on_ranks(cases.both_ways, world_size, local_world_size=min(2, world_size))
+    for per_row, per_request, of_shardings in found:
+        for name, losses in of_shardings.items():
+            assert losses == pytest.approx(per_row.losses, abs=1e-6), name
         assert per_request.losses == pytest.approx(per_row.losses, abs=1e-6)
         for name, value in per_row.tables.items():
             torch.testing.assert_close(per_request.tables[name], value, atol=1e-6, rtol=0)
@@ -94,7 +97,7 @@ def test_request_rows_of_deduplicated_and_plain_batches() -> None:
     (stored,) = dedup([batch], features=["user", "clicks"])
     request = model.request_rows(stored)
     assert request is not None
-    assert request.first_rows.tolist() == list(range(0, 32, 4))
+    assert request.first_rows.tolist() == [0, *range(2, 32, 4)]
     assert model.request_rows(batch) is None
     model.eval()
     torch.testing.assert_close(model.scores(stored), model.scores(batch))
