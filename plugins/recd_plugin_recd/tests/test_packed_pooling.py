@@ -22,8 +22,12 @@ from recd_plugin_recd.pooling import (
 )
 from recd_plugins.api import ModelInput, Pooling, SequencePooling, TargetPooling
 from recd_plugins.runtime.launch import launch
-from recd_plugins.testing.attention_kernel import attention_kernel
-from recd_plugins.testing.fake_cuda import HostCounts, fake_cuda, host_counts
+from recd_plugins.testing.fake_cuda import (
+    HostCounts,
+    efficient_attention,
+    fake_cuda,
+    host_counts,
+)
 
 DIM = 12
 # Groups of features with the lengths of their rows.
@@ -61,9 +65,8 @@ def test_packed_rows_are_pooled_as_on_cpu(
     expected = pooled_with_gradients(pooling, groups)
     if stacks == "several":
         monkeypatch.setattr(packed, "_MOST_PADDING", 3 * DIM)
-    monkeypatch.setattr(modules, "can_pack", lambda sequences: True)
-    with attention_kernel():
-        found = pooled_with_gradients(pooling, groups)
+    pack_on_cpu(monkeypatch)
+    found = pooled_with_gradients(pooling, groups)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -97,10 +100,14 @@ def test_targets_attend_to_packed_rows_as_on_cpu(
         return [vectors, *torch.autograd.grad((vectors * weights).sum(), inputs)]
 
     expected = pooled()
-    for module in (din_modules, target_attention):
+    pack_on_cpu(monkeypatch)
+    torch.testing.assert_close(pooled(), expected, rtol=1e-5, atol=1e-5)
+
+
+def pack_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (modules, din_modules, target_attention):
         monkeypatch.setattr(module, "can_pack", lambda sequences: True)
-    with attention_kernel():
-        torch.testing.assert_close(pooled(), expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient_attention)
 
 
 def randomized(module: nn.Module) -> nn.Module:

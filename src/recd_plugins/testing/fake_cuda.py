@@ -27,9 +27,14 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from recd_plugins.testing.attention_kernel import attention_kernel
-
-__all__ = ["HostCounts", "HostEvent", "fake_cuda", "host_counts", "mark_phases"]
+__all__ = [
+    "HostCounts",
+    "HostEvent",
+    "efficient_attention",
+    "fake_cuda",
+    "host_counts",
+    "mark_phases",
+]
 
 _MEMORY = 80 << 30
 _NAME = "fake_device"  # the device type that C++ code sees
@@ -451,8 +456,7 @@ def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
         trained = [each for each in _tensors(inputs) if each.requires_grad]
         if name.startswith("split_embedding_codegen_lookup"):
             trained += _to_host_kernel(inner)
-        chosen = _select_keyed if name == "keyed_jagged_index_select_dim1" else func
-        return chosen(*inner_args, **inner), trained
+        return _ON_CPU.get(name, func)(*inner_args, **inner), trained
 
     return _Nested.apply(run, name, backward, *leaves)  # type: ignore[no-untyped-call]
 
@@ -482,6 +486,34 @@ def _select_keyed(*args: Any, **kwargs: Any) -> list[Tensor]:
     permute = torch.ops.fbgemm.permute_1D_sparse_data
     lengths, values, weights = permute(rows, lengths, given["values"], weights, None)
     return [values, lengths, *([] if weights is None else [weights])]
+
+
+def efficient_attention(
+    query: Tensor, key: Tensor, value: Tensor, _bias: Any, *rows: Any, scale: float
+) -> list[Tensor]:
+    """Compute attention like ``torch.ops.aten._efficient_attention_forward``, but on the CPU.
+
+    Supports ``cu_seqlens`` without bias, mask and dropout. Raises ValueError for rows that are
+    longer than ``max_seqlen``, which CUDA would cut off, and for heads that CUDA cannot load.
+    """
+    if query.shape[3] * query.element_size() % 16:
+        raise ValueError("the sizes of attention heads must be multiples of 16 bytes")
+    sizes = [borders.diff().tolist() for borders in rows[:2]]
+    for of_rows, most in zip(sizes, rows[2:4], strict=True):
+        if max(of_rows, default=0) > most:
+            raise ValueError(f"a row has more values than max_seqlen={most}")
+    output, packed = [], (query[0], key[0], value[0])
+    for q, k, v in zip(*map(torch.split, packed, (*sizes, sizes[1])), strict=True):
+        weights = (torch.einsum("qhd,khd->hqk", q, k) * scale).softmax(2)
+        output.append(torch.einsum("hqk,khd->qhd", weights, v))
+    return [torch.cat(output).unsqueeze(0)]
+
+
+#: CPU implementations of functions that exist only for CUDA.
+_ON_CPU: dict[str, Callable[..., Any]] = {
+    "keyed_jagged_index_select_dim1": _select_keyed,
+    "aten::_efficient_attention_forward": efficient_attention,
+}
 
 
 class _Nested(torch.autograd.Function):
@@ -557,7 +589,6 @@ def fake_cuda(rank: int = 0) -> Iterator[torch.device]:
     with ExitStack() as stack:
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
         stack.callback(_pinned.clear)
-        stack.enter_context(attention_kernel())
         for owner, replaced in _replacements():
             for name, value in replaced.items():
                 stack.enter_context(patch.object(owner, name, value))
@@ -601,8 +632,8 @@ def _replacements() -> Iterator[tuple[Any, dict[str, Any]]]:
         "get_device_capability": (9, 0),
         "mem_get_info": (_MEMORY, _MEMORY),
     }
-    yield torch.cuda, {name: _always(value) for name, value in results.items()}
-    functions = {
+    functions: dict[str, Any] = {
+        **{name: _always(value) for name, value in results.items()},
         "Stream": _Stream,
         "Event": _Event,
         "CUDAGraph": _Graph,
