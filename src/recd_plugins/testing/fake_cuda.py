@@ -463,16 +463,14 @@ def _differentiable(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
 
 def _to_host_kernel(arguments: dict[str, Any]) -> list[Tensor]:
     """Replace the arguments of FBGEMM's CUDA lookup by those of its CPU lookup."""
-    on_device, managed, *layout = arguments["weights"][:4]
-    if on_device.numel() and managed.numel():
-        # FBGEMM's CPU lookup has one weight tensor, so it cannot stand in for such a CUDA lookup.
-        raise NotImplementedError("fake_cuda: one lookup has tables on the device and in UVM.")
-    weights = (on_device if on_device.numel() else managed).detach().requires_grad_()
-    arguments["weights"] = [weights, *layout]
-    for name in ("momentum1", "momentum2", "row_counter", "prev_iter"):
+    for name in ("weights", "momentum1", "momentum2", "row_counter", "prev_iter"):
         if arguments.get(name) is not None:
-            on_device, managed, *layout = arguments[name]
+            on_device, managed, *layout = arguments[name][:4]
+            if on_device.numel() and managed.numel():
+                # FBGEMM's CPU lookup has one tensor, so it cannot stand in for such a CUDA lookup.
+                raise NotImplementedError("fake_cuda: one lookup has tables on the device and UVM.")
             arguments[name] = [on_device if on_device.numel() else managed, *layout]
+    weights = arguments["weights"][0] = arguments["weights"][0].detach().requires_grad_()
     return [weights]
 
 

@@ -23,13 +23,13 @@ from torchrec.distributed.types import (
     LazyAwaitable,
     LazyGetItemMixin,
     ParameterSharding,
-    ShardingType,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.sharding.coalesced import kernels
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, FeatureGroups, numbers_on
+from recd_plugins.sharding.wire import ADDED_ON_THE_WAY
 from recd_plugins.sparse.index_select import HALF_PRECISION
 
 
@@ -168,13 +168,6 @@ class _Pool(torch.autograd.Function):
         return sums, None, None, None
 
 
-#: Shardings whose kernels sum a rank's part of each bag, even for mean pooling.
-_SUMMED = {
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-}
-
-
 class BagLayout:
     """Maps each feature's embeddings to columns of an EmbeddingBagCollection's output."""
 
@@ -209,8 +202,8 @@ class BagLayout:
                 c for c in configs if feature in c.feature_names and (not at or c.name == table)
             ]
             carrier = carriers.get(feature, feature) + at + table
-            row_wise = shardings[config.name].sharding_type in _SUMMED
-            # The kernels of other shardings have already divided their sums.
+            # Kernels of row-wise tables sum a rank's part of each bag; others divide their sums.
+            row_wise = shardings[config.name].sharding_type in ADDED_ON_THE_WAY
             mean = divides and config.pooling == PoolingType.MEAN
             mean = mean and (row_wise or feature in carriers)
             column = starts[name] + first
