@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -17,7 +17,7 @@ from recd_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
@@ -68,6 +68,12 @@ class DynamicSharding(Sharding):
         from recd_plugin_dynamic.runtime.collection import with_dynamic_tables
 
         return with_dynamic_tables(model, {each.name: self._layout(each) for each in tables})
+
+    def ids_of_rows(self, table: str, read: Callable[[str], Tensor]) -> Tensor:
+        from torch.nn.functional import pad
+
+        # The first row of each bucket is its default row.
+        return pad(read(f".indices.{table}.ids"), (1, 0), value=-1).flatten()
 
     def _layout(self, table: Table) -> DynamicTable:
         from recd_plugin_dynamic.index import policies

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from rich.table import Table
 
 from recd_plugin_runs.notes import UnknownIds
@@ -133,7 +134,7 @@ _ROWS_AT_ONCE = 65_536
 def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
     """Write the rows of an embedding table to a Parquet file, and return their number.
 
-    The file has columns ``id``, ``vector`` and, if a vocabulary is known, ``value``.
+    The file has columns ``id``, ``vector`` and, if original ids or texts are known, ``value``.
     """
     try:
         weights = table_weights(checkpoint, table).numpy()
@@ -142,39 +143,55 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
             raise
         table = model_tables.table_name(table)  # the name of a feature was given
         weights = table_weights(checkpoint, table).numpy()
-    values = _values(registry, checkpoint, table, len(weights))
+    ids = trained_models.ids_of_rows(registry, checkpoint, table)
+    found = np.arange(len(weights)) if ids is None else ids.numpy()
+    rows = np.flatnonzero(found >= 0)
+    raw = None if ids is None else found[rows]
+    values = _values(registry, checkpoint, table, len(weights), raw)
     fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
     schema = pa.schema([*fields, ("vector", pa.list_(pa.float32(), weights.shape[1]))])
     with file_utils.new_file(output) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for start in range(0, len(weights), _ROWS_AT_ONCE):
-            some = weights[start : start + _ROWS_AT_ONCE]
-            flat = pa.array(np.ascontiguousarray(some, np.float32).reshape(-1))
-            columns = [pa.array(np.arange(start, start + len(some)))]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            flat = pa.array(np.ascontiguousarray(weights[some], np.float32).reshape(-1))
+            columns = [pa.array(found[some])]
             if values is not None:
                 columns.append(values.slice(start, len(some)))
             columns.append(pa.FixedSizeListArray.from_arrays(flat, weights.shape[1]))
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return len(weights)
+    return len(rows)
 
 
-def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
-    """Return the original id of each table row. None unless one vocabulary maps the table's ids."""
+def _values(
+    registry: RunConfig,
+    checkpoint: Path,
+    table: str,
+    num_rows: int,
+    ids: NDArray[np.int64] | None,
+) -> pa.Array | None:
+    """Return the original id of each table row, or the texts of raw ``ids``. None if unknown."""
     run_identity.load_fitted(registry, checkpoint)
     run_identity.check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()
     features = [name for name in schema.sparse if model_tables.table_name(name) == table]
     steps = transforms.fitted_steps(registry, schema)
     last = {id(chain[-1]): chain[-1] for name in features if (chain := steps.get(name))}
-    if len(last) != 1:
+    if ids is not None and not last:
+        texts = _texts(registry, features)
+        return pa.array([texts.get(each) for each in ids.tolist()]) if texts else None
+    if ids is not None or len(last) != 1:
         return None
     (step,) = last.values()
     with plugin_call(step, "original_values"):
         values: Sequence[Any] | None = step.original_values()
     if values is None:
         return None
-    texts: dict[int, str] = {}
-    for feature in features:
-        texts.update(registry.dataset.texts(feature))
+    texts = _texts(registry, features)
     found = pa.array([texts.get(each) for each in values] if texts else values)
     # Rows without a known value.
     return pa.concat_arrays([found, pa.nulls(max(0, num_rows - len(found)), found.type)])
+
+
+def _texts(registry: RunConfig, features: Sequence[str]) -> dict[int, str]:
+    """Return a dict from id to original text, where the dataset knows it."""
+    return {id: text for each in features for id, text in registry.dataset.texts(each).items()}

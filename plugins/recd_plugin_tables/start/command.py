@@ -97,6 +97,12 @@ if TYPE_CHECKING:
     metavar="EVENTS",
     help="Event log, or file of recd histories build, from which to read each user's history.",
 )
+@click.option(
+    "--dynamic",
+    is_flag=True,
+    help="Use dynamic tables of raw ids, instead of vocabularies, for ids with more than 256 "
+    "values.",
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def init(
     table: str,
@@ -119,6 +125,7 @@ def init(
     query: str | None,
     table_name: str | None,
     histories: str | None,
+    dynamic: bool,
     force: bool | None,
 ) -> None:
     """Write a registry file for your own table.
@@ -138,10 +145,11 @@ def init(
         raise click.UsageError(
             f"{file}: the registry FILE needs the suffix .yaml. Use a path such as my.yaml."
         )
-    if histories is not None and implicit:
-        raise click.UsageError(
-            "--histories needs a label, so it cannot be combined with --implicit."
-        )
+    for option, given in (("--histories", histories is not None), ("--dynamic", dynamic)):
+        if given and implicit:
+            raise click.UsageError(
+                f"{option} needs a label, so it cannot be combined with --implicit."
+            )
     from pydantic import ValidationError
 
     from recd_plugin_tables.sources import SourceOptions, open_source
@@ -156,7 +164,7 @@ def init(
             click.echo(f"using {file}, the registry file of an earlier run", err=True)
             return
     names = None if header is None else tuple(name.strip() for name in header.split(","))
-    given = {
+    reading = {
         "format": format_name,
         "separator": separator,
         "decimal": decimal,
@@ -164,7 +172,7 @@ def init(
         "query": query,
         "table": table_name,
     }
-    how = {name: value for name, value in given.items() if value is not None}
+    how = {name: value for name, value in reading.items() if value is not None}
     try:
         source = open_source(table, options=SourceOptions.model_validate(how))
     except ValidationError as error:
@@ -193,6 +201,7 @@ def init(
         test=test,
         validation=validation,
         history=history,
+        dynamic=dynamic,
     )
     if force is None:
         _check_same(file, text, table)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugin_tables.kinds import feature_name, holds_text
+from recd_plugin_tables.start.dynamic import COMMENT, dynamic_tables
 from recd_plugin_tables.start.guesses import (
     Guess,
     Guesses,
@@ -69,11 +70,8 @@ dataset:
 {evaluate}{validation}  checkpoint: {{runs: {runs}}} # each run gets a numbered folder in it
 """
 
-_SHARDING = """\
+_AUTO = """\
 # Placement of table rows. `auto` picks the plan with the shortest predicted step.
-sharding:
-  - {use: auto, tables: ["t_*"]}
-
 """
 
 _LIST_DICT = """\
@@ -147,6 +145,7 @@ def registry_text(
     test: float,
     validation: float | None = None,
     history: StoredHistory | None = None,
+    dynamic: bool = False,
 ) -> str:
     """Return the text of a registry file that trains on the table at ``location``.
 
@@ -158,6 +157,7 @@ def registry_text(
         test: fraction of rows in the test split.
         validation: fraction of rows in the validation split; None chooses it.
         history: history to read from a store of events.
+        dynamic: whether ids with many values get dynamic tables instead of vocabularies.
     """
     survey = guesses.survey
     items = sequence(guesses)
@@ -186,6 +186,9 @@ def registry_text(
             size = max(rows[history.name], rows[feature_name(item)])
             rows[history.name] = rows[feature_name(item)] = size
             alike = _with_history(alike, item, history.name, guesses)
+    raw = dynamic_tables(guesses, alike, history) if dynamic else {}
+    rows |= raw
+    fixed = {name: size for name, size in rows.items() if name not in raw}
     if validation is None:
         time = guesses.the("time")
         is_rough = survey.is_whole and time is not None and time.seen.distinct < _FEWEST_TIMES
@@ -223,9 +226,9 @@ def registry_text(
         else _IKJT.format(group=group)
         if deduplicates
         else _KJT,
-        preprocessing=_preprocessing(rows, alike, numbers),
+        preprocessing=_preprocessing(fixed, alike, numbers),
         pooling=_pooling(histories, " once per unique row" if deduplicates else ""),
-        sharding=_SHARDING if rows else "",
+        sharding=_sharding(fixed, raw),
         model=_sasrec(items, rows) if items else _model(rows, sides),
         evaluate="  evaluate: false # use recd rank instead\n" if items or sides else "",
         validation=_EARLY_STOPPING if validation and not (items or sides) else "",
@@ -448,7 +451,8 @@ def _preprocessing(
         lines = ["# Maps ids to table rows. Ids that are not in the training data share rows."]
     lines.append("preprocessing:")
     by_rows: dict[int, list[str]] = {}
-    together = [[feature_name(name) for name in each.names] for each in alike]
+    together = [[n for n in map(feature_name, each.names) if n in rows] for each in alike]
+    together = [names for names in together if len(names) > 1]
     for name, size in rows.items():
         if not any(name in names for names in together):
             by_rows.setdefault(size, []).append(name)
@@ -462,6 +466,18 @@ def _preprocessing(
         if of:
             lines += _entry(use, [_dense_name(each) for each in of], {})
     return "\n".join(lines) + "\n\n"
+
+
+def _sharding(fixed: Collection[str], raw: Collection[str]) -> str:
+    if not fixed and not raw:
+        return ""
+    lines = ["sharding:"]
+    if raw:
+        lines += _entry("dynamic.table", [f"t_{name}" for name in raw], {}, "tables")
+    if fixed:
+        lines += _entry("auto", ["t_*"], {}, "tables")
+    comments = (_AUTO if fixed else "") + (COMMENT if raw else "")
+    return comments + "\n".join(lines) + "\n\n"
 
 
 def _dense_name(each: Guess) -> str:
@@ -479,14 +495,16 @@ def _pooling(histories: Sequence[str], once: str) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _entry(name: str, features: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    given = {"use": name, "features": features} | ({"options": options} if options else {})
+def _entry(
+    name: str, patterns: Sequence[str], options: Mapping[str, Any], key: str = "features"
+) -> list[str]:
+    given = {"use": name, key: patterns} | ({"options": options} if options else {})
     if len(line := f"  - {_flow(given)}") <= _WIDTH:
         return [line]
     return [
         f"  - use: {name}",
-        "    features:",
-        *(f"      - {_word(feature)}" for feature in features),
+        f"    {key}:",
+        *(f"      - {_word(pattern)}" for pattern in patterns),
         *([f"    options: {_flow(options)}"] if options else []),
     ]
 

@@ -15,7 +15,7 @@ from recd_plugins.runtime.errors import RecdError, RegistryError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
@@ -88,6 +88,18 @@ class Sharding(Plugin, ABC):
     def id_limit(self, table: Table) -> int | None:
         """Return the exclusive bound of input ids; None if ``rewrite`` maps any 64-bit id."""
         return table.num_embeddings
+
+    def ids_of_rows(self, table: str, read: Callable[[str], Tensor]) -> Tensor:
+        """Return the input id of each row of a trained table, for plugins with ``maps_ids``.
+
+        Args:
+            table: name of the table.
+            read: function that returns the buffer of a checkpoint whose name ends in the argument.
+
+        Returns:
+            int64 ``[num_embeddings]``, with -1 for rows without an id.
+        """
+        raise NotImplementedError
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
         """Return the model, in which modules may have been replaced. Called before planning."""

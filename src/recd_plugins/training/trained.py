@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recd_plugins.config import RunConfig
+from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.config.device import choose_device, device_of_rank
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.loader import pinned
@@ -22,6 +22,7 @@ from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.interfaces import Dataset, FeatureSchema
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.choosing import prepare
@@ -41,7 +42,7 @@ from recd_plugins.runtime.launch import (
 from recd_plugins.runtime.rank_agreement import check_started_alike, from_rank_0, together
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
 from recd_plugins.training.checkpoint import Checkpoints, FiniteRun
-from recd_plugins.training.checkpoint_dcp import load_weights
+from recd_plugins.training.checkpoint_dcp import load_weights, read_weights
 from recd_plugins.training.checkpoint_files import check_whole
 from recd_plugins.training.evaluation import Measured, evaluate, steps
 from recd_plugins.training.identity import check_scores, load_fitted, read_kinds, read_schema
@@ -197,6 +198,20 @@ def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
     put_poolings(whole, model)
     _fill(model, registry, checkpoint)
     return model
+
+
+def ids_of_rows(registry: RunConfig, checkpoint: Path, table: str) -> Tensor | None:
+    """Return ``Sharding.ids_of_rows`` of a table; None if the ids of the table are its rows."""
+
+    def read(ending: str) -> Tensor:
+        (found,) = read_weights(checkpoint, lambda name: name.endswith(ending)).values()
+        return found
+
+    for entry in registry.sharding:
+        if entry.plugin.maps_ids and entry.matches(table):
+            with at_entry(registry.path, entry), plugin_call(entry.plugin, "ids_of_rows"):
+                return entry.plugin.ids_of_rows(table, read)
+    return None
 
 
 def say_other_data(checkpoint: Path) -> None:
