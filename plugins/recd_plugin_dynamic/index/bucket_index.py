@@ -25,7 +25,7 @@ class Assigned:
     """The rows of a batch's ids.
 
     Attributes:
-        rows: row of each id in the table, int64 ``[n]``. -1 stands for ids that were not admitted.
+        rows: row of each id in the table, int64 ``[n]``. -1 stands for ids without a row.
         new: indices of the ids that got a row in this batch, int64.
         evicted_ids: ids that lost their rows, int64.
         evicted_rows: rows of ``evicted_ids``, int64. A row may belong to a new id already.
@@ -225,7 +225,8 @@ class IdIndex:
         """Return the local rows that a sweep of all buckets evicts in this step."""
         if not self.policy.sweep_every or step % self.policy.sweep_every:
             return np.empty(0, np.int64)
-        return np.concatenate([self._lowest(b, 0, step) for b in range(len(self._used))])
+        leaving = [self._lowest(bucket, 0, step) for bucket in range(len(self._used))]
+        return np.concatenate([np.empty(0, np.int64), *leaving])
 
     def _make_room(self, buckets: Ids, step: int) -> tuple[Ids, Ids]:
         """Evict rows of buckets with too few free rows. ``buckets`` are those of the new ids."""

@@ -70,9 +70,12 @@ def _num_ids(line: Any, slots: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _prefetch_home(ids: Any, index: Any, slots: Any) -> None:
+def _prefetch(ids: Any, index: Any, slots: Any) -> None:
+    """Prefetch the home line of an id, and the next line, which some searches need."""
     if index < len(ids):
-        prefetch(slots.ctypes.data + np.int64(_home(ids[index], slots) << u64(3)))
+        home = _home(ids[index], slots)
+        prefetch(slots.ctypes.data + np.int64(home << u64(3)))
+        prefetch(slots.ctypes.data + np.int64(_next(home, slots) << u64(3)))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -82,10 +85,10 @@ def find(ids: Any, slots: Any, rows: Any, unknown: Any) -> Any:
     Returns the number of unknown ids. No id may be negative.
     """
     for index in range(_AHEAD):
-        _prefetch_home(ids, index, slots)
+        _prefetch(ids, index, slots)
     num_unknown = 0
     for index in range(len(ids)):
-        _prefetch_home(ids, index + _AHEAD, slots)
+        _prefetch(ids, index + _AHEAD, slots)
         line = _home(ids[index], slots)
         place = _place(ids[index], line, slots)
         while place == u64(4) and _is_full(line, slots):
@@ -109,9 +112,9 @@ def _append(key: Any, row: Any, line: Any, slots: Any) -> None:
 def insert(ids: Any, rows: Any, slots: Any) -> None:
     """Add unknown ids with their rows. Skips negative ids."""
     for index in range(_AHEAD):
-        _prefetch_home(ids, index, slots)
+        _prefetch(ids, index, slots)
     for index in range(len(ids)):
-        _prefetch_home(ids, index + _AHEAD, slots)
+        _prefetch(ids, index + _AHEAD, slots)
         if ids[index] < 0:
             continue
         line = _home(ids[index], slots)
@@ -143,9 +146,9 @@ def _displaced(line: Any, hole: Any, slots: Any) -> Any:
 def remove(ids: Any, slots: Any) -> None:
     """Remove known ids, and move later ids back, so that searches need no tombstones."""
     for index in range(_AHEAD):
-        _prefetch_home(ids, index, slots)
+        _prefetch(ids, index, slots)
     for index in range(len(ids)):
-        _prefetch_home(ids, index + _AHEAD, slots)
+        _prefetch(ids, index + _AHEAD, slots)
         hole = _home(ids[index], slots)
         place = _place(ids[index], hole, slots)
         while place == u64(4):
