@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Wrapped(Prepared):
 
 def wrap(
     model: nn.Module,
-    registry: str | Path | None = None,
+    registry: str | Path | Mapping[str, Any] | None = None,
     *,
     batch_size: int | None = None,
     plugins_dir: str | Path | None = None,
@@ -79,8 +80,9 @@ def wrap(
 
     Args:
         model: an unsharded model. Only modules that the registry file selects are replaced.
-        registry: a registry file (YAML) with sharding entries, caches and poolings; None for no
-            plugins. Entries that count training ids also need ``dataset`` and ``converter``.
+        registry: a registry file (YAML) with sharding entries, caches and poolings, or a dict with
+            its sections; None for no plugins. Entries that count training ids also need ``dataset``
+            and ``converter``.
         batch_size: rows per batch on each rank, for the planner. Default: ``training.batch_size``
             of the registry file, or 512.
         plugins_dir: a folder of plugin files to load in addition to the installed plugins.
@@ -100,11 +102,16 @@ def wrap(
         ...
         for batch in ready.dedup(loader): ...
     """
-    parsed = (
-        registry_without_file()
-        if registry is None
-        else load_registry(registry, plugins_dir=plugins_dir, needs_data=False)
-    )
+    if registry is None:
+        parsed = registry_without_file()
+    else:
+        sections = isinstance(registry, Mapping)
+        parsed = load_registry(
+            Path("wrap()") if sections else registry,
+            plugins_dir=plugins_dir,
+            needs_data=False,
+            text=json.dumps({"version": 1, **registry}) if sections else None,
+        )
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
     if topology is not None:
