@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recd_plugins.api import (
     PlanContext,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
+    from recd_plugin_dynamic.index.policies import EvictionPolicy
     from recd_plugin_dynamic.table import DynamicTable
 
 
@@ -30,13 +32,25 @@ class DynamicOptions(PluginOptions):
     buckets: int = Field(
         default=64,
         ge=1,
-        description="Number of buckets that ids are spread over; a multiple of the number of ranks "
-        "and a divisor of the table's rows. Ids are evicted per bucket.",
+        description="Number of buckets that ids are spread over, each with an equal number of "
+        "rows. A multiple of the number of ranks.",
     )
     eviction: str = Field(
         default="lru",
-        description="What to evict when a bucket is full: lru, lfu, ttl, none (an error), or "
-        "module:Class of a policy.",
+        description="Which ids a full bucket evicts: lru (earliest last batch), lfu (fewest "
+        "batches), ttl (no batch for option 'steps'), none (an error), or MODULE:CLASS, an "
+        "EvictionPolicy of your own.",
+    )
+    half_life: float | None = Field(
+        default=None,
+        gt=0,
+        description="With eviction: lfu, number of steps after which a batch counts half; null for "
+        "no decay.",
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="With eviction: ttl, ids without a batch for this many steps are evicted.",
     )
     min_count: int = Field(
         default=1, ge=1, description="Number of batches with an id before the id gets a row."
@@ -44,6 +58,14 @@ class DynamicOptions(PluginOptions):
     coalesce: bool = Field(
         default=False, description="Send each distinct id only once per batch and rank."
     )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.half_life is not None and self.eviction != "lfu":
+            raise ValueError("option 'half_life' needs eviction: lfu")
+        if (self.steps is not None) != (self.eviction == "ttl"):
+            raise ValueError("eviction: ttl needs option 'steps', and other evictions reject it")
+        return self
 
 
 class DynamicSharding(Sharding):
@@ -70,13 +92,9 @@ class DynamicSharding(Sharding):
         return with_dynamic_tables(model, {each.name: self._layout(each) for each in tables})
 
     def ids_of_rows(self, table: str, read: Callable[[str], Tensor]) -> Tensor:
-        from torch.nn.functional import pad
-
-        # The first row of each bucket is its default row.
-        return pad(read(f".indices.{table}.ids"), (1, 0), value=-1).flatten()
+        return read(f".indices.{table}.ids").flatten()
 
     def _layout(self, table: Table) -> DynamicTable:
-        from recd_plugin_dynamic.index import policies
         from recd_plugin_dynamic.table import DynamicTable
 
         buckets, rows = self.options.buckets, table.num_embeddings
@@ -86,12 +104,30 @@ class DynamicSharding(Sharding):
                 f"table {table.name!r} has {rows:,} rows, which {buckets} buckets cannot share "
                 f"equally. Set its num_embeddings to {enough:,}, or change option 'buckets'."
             )
-        policy = (
-            policies.LeastRecentlyUsed()
-            if self.options.eviction == "lru"
-            else policies.NoEviction()
-        )
-        return DynamicTable(buckets, rows // buckets - 1, policy, self.options.min_count)
+        return DynamicTable(buckets, rows // buckets, self._policy(), self.options.min_count)
+
+    def _policy(self) -> EvictionPolicy:
+        from recd_plugin_dynamic.index import policies
+
+        options = self.options
+        match options.eviction:
+            case "none":
+                return policies.NoEviction()
+            case "lru":
+                return policies.LeastRecentlyUsed()
+            case "lfu":
+                return policies.LeastFrequentlyUsed(options.half_life)
+            case "ttl":
+                assert options.steps is not None  # validated
+                return policies.TimeToLive(options.steps)
+        try:
+            own: EvictionPolicy = pkgutil.resolve_name(options.eviction)()
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SetupError(
+                f"dynamic.table: eviction {options.eviction!r} is not lru, lfu, ttl or none, and "
+                f"cannot be imported: {error}. Correct the name, as in 'my_module:MyPolicy'."
+            ) from error
+        return own
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
         from torchrec.distributed.planner.types import ParameterConstraints

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from recd_plugin_dynamic.index.bucket_index import IdIndex
+    from recd_plugin_dynamic.index.policies import EvictionPolicy
 
 
 @dataclass(frozen=True)
 class DynamicTable:
     """Layout of a table that maps ids to rows.
 
-    Ids are spread over buckets of ``rows_per_bucket + 1`` table rows. The first row of each bucket
-    is a default row, which is zero and stays zero.
+    Ids are spread over buckets of equally many rows. The first row of each bucket gets no id. It is
+    the row of unknown ids, and is zero.
 
     Attributes:
         num_buckets: number of buckets; a multiple of the number of ranks.
-        rows_per_bucket: number of ids that fit into a bucket.
+        rows_per_bucket: rows of each bucket, including its first row.
         policy: eviction policy.
         min_count: number of batches with an id before the id gets a row.
     """
 
     num_buckets: int
     rows_per_bucket: int
-    policy: Any
+    policy: EvictionPolicy
     min_count: int = 1
 
     def index(self, first_bucket: int, last_bucket: int) -> IdIndex:
@@ -33,12 +34,11 @@ class DynamicTable:
         from recd_plugin_dynamic.index.bucket_index import IdIndex
 
         return IdIndex(
-            first_bucket, last_bucket, self.num_buckets, self.rows_per_bucket, self.policy
+            first_bucket,
+            last_bucket,
+            self.num_buckets,
+            self.rows_per_bucket,
+            self.policy,
+            min_count=self.min_count,
+            reserved_rows=1,
         )
-
-    @property
-    def ids_per_bucket(self) -> int:
-        """Width of a bucket in the 63-bit space of mixed ids."""
-        from recd_plugin_dynamic.index.mix import bucket_width
-
-        return bucket_width(self.num_buckets)

@@ -58,6 +58,7 @@ class IdIndex:
             current batch. Ids without a row get row -1.
         candidates_per_bucket: number of ids without a row whose occurrences each bucket counts. It
             forgets the least recently used ids. The default is ``rows_per_bucket``.
+        reserved_rows: number of first rows of each bucket that no id gets.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class IdIndex:
         skip_if_full: bool = False,
         min_count: int = 1,
         candidates_per_bucket: int | None = None,
+        reserved_rows: int = 0,
     ) -> None:
         self.first_bucket, self.last_bucket = first_bucket, last_bucket
         self.num_buckets, self.rows_per_bucket = num_buckets, rows_per_bucket
         self.policy = policy
         self._keep_steps, self._skip_if_full = keep_steps, skip_if_full
-        self._min_count = min_count
+        self._min_count, self._reserved_rows = min_count, reserved_rows
         self._candidates: IdIndex | None = None
         if min_count > 1:
             self._candidates = IdIndex(
@@ -94,7 +96,7 @@ class IdIndex:
         self._arrays: dict[str, NDArray[Any]] = {"last_step": np.zeros(shape, np.int32)}
         self._arrays |= {name: np.zeros(shape, dtype) for name, dtype in policy.arrays.items()}
         self._flat = {name: array.reshape(-1) for name, array in self._arrays.items()}
-        self._cursors = np.zeros(shape[0], np.int64)
+        self._cursors = np.full(shape[0], reserved_rows, np.int64)
         self._used = np.zeros(shape[0], np.int64)
         self._at_once = int(rows_per_bucket * _SHARE)
         self._slots = kernels.empty_slots(self._ids.size)
@@ -165,7 +167,7 @@ class IdIndex:
 
     def _rebuild(self) -> None:
         """Derive the hash table and the numbers of used rows from ``ids``."""
-        self._cursors[:] = 0
+        self._cursors[:] = self._reserved_rows
         self._used[:] = (self._ids >= 0).sum(1)
         self._slots[:] = -1
         kernels.insert(self._ids.reshape(-1), np.arange(self._ids.size), self._slots)
@@ -185,7 +187,7 @@ class IdIndex:
         return np.where(rows < 0, -1, rows + self._first_row) if self._first_row else rows
 
     def _free(self) -> Ids:
-        return self.rows_per_bucket - self._used
+        return self.rows_per_bucket - self._reserved_rows - self._used
 
     def _update(self, rows: Ids, counts: Ids, step: int) -> None:
         self.policy.update(self._flat, rows, counts, step)

@@ -30,7 +30,6 @@ class TableIndex(nn.Module):
 
     def __init__(self, table: DynamicTable) -> None:
         super().__init__()
-        self._rows_per_bucket = table.rows_per_bucket
         for name, array in table.index(0, table.num_buckets).state().items():
             self.register_buffer(name, torch.from_numpy(array))
         self.register_buffer("steps", torch.zeros(table.num_buckets, dtype=torch.int64))
@@ -47,9 +46,7 @@ class TableIndex(nn.Module):
         """Return the table row of each id, int64 ``[n]``; the default row for unknown ids."""
         ids = ids.long()
         place = torch.searchsorted(self._sorted, ids).clamp(max=self._sorted.shape[0] - 1)
-        found = self._order[place]
-        rows = found + found // self._rows_per_bucket + 1
-        return torch.where(self._sorted[place] == ids, rows, 0)
+        return torch.where(self._sorted[place] == ids, self._order[place], 0)
 
 
 def _clear_default_rows(module: Any, _: object) -> None:

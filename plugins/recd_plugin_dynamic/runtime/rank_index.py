@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recd_plugin_dynamic.index.mix import mix, unmix
+from recd_plugin_dynamic.index.mix import bucket_width, mix, unmix
 from recd_plugin_dynamic.table import DynamicTable
 from recd_plugins.api import unique_ids
 
@@ -54,15 +54,16 @@ class RankIndex:
         self, table: DynamicTable, rank: int, world_size: int, shard: Callable[[], Shard]
     ) -> None:
         buckets = table.num_buckets // world_size
-        self._first_bucket = rank * buckets
-        self._index = table.index(self._first_bucket, self._first_bucket + buckets)
-        self._per_bucket = table.rows_per_bucket
-        self._first_id = self._first_bucket * table.ids_per_bucket
+        first = rank * buckets
+        self._index = table.index(first, first + buckets)
+        self._first_id = first * bucket_width(table.num_buckets)
         self._shard = shard
         self._state = {name: torch.from_numpy(a) for name, a in self._index.state().items()}
         # One number per bucket, because state dicts split arrays by buckets.
         self._steps = self._state["steps"] = torch.zeros(buckets, dtype=torch.int64)
         self.loaded = False
+        #: Called with the rows of the table that were reset, int64 ``[n]``.
+        self.changed: Callable[[Tensor], None] = lambda _: None
 
     def state(self) -> dict[str, Tensor]:
         """Return the arrays of the index, in the order of buckets. They share its memory."""
@@ -89,15 +90,12 @@ class RankIndex:
             assigned = self._index.find_or_insert(distinct, None, step)
             found = assigned.rows
             if len(assigned.evicted_rows):
-                shard.reset(self._local(torch.from_numpy(assigned.evicted_rows)), step)
+                evicted = torch.from_numpy(assigned.evicted_rows)
+                shard.reset(evicted - shard.first_row, step)
+                self.changed(evicted)
         else:
             found = self._index.find(distinct)
-        rows = self._local(torch.from_numpy(found))
+        rows = torch.from_numpy(found).sub_(shard.first_row).clamp_(min=0)
         if bool((rows == 0).any()):
             shard.weights[0].zero_()
         return rows[unique.inverse].to(ids.device)
-
-    def _local(self, rows: Tensor) -> Tensor:
-        """Convert rows of the index to rows of the shard, each bucket with its default row."""
-        local = rows - self._first_bucket * self._per_bucket
-        return torch.where(rows < 0, 0, local + local // self._per_bucket + 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +25,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_dynamic.index.mix import mix
+from recd_plugin_dynamic.index.mix import bucket_width, mix
 from recd_plugin_dynamic.runtime.collection import DynamicBags, DynamicEmbeddings
 from recd_plugin_dynamic.runtime.rank_index import RankIndex, Shard
 from recd_plugins.api import (
@@ -32,6 +33,7 @@ from recd_plugins.api import (
     ExactEmbeddingCollectionSharder,
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
+    RecdError,
     SetupError,
 )
 
@@ -104,8 +106,8 @@ class _ShardedDynamic:
             block_sizes = getattr(input_dist, "_feature_block_sizes_tensor", None)
             for key, name in enumerate(tables):
                 if block_sizes is not None and (table := self._dynamic.get(name)) is not None:
-                    width = table.ids_per_bucket * table.num_buckets // self._env.world_size
-                    block_sizes[key] = width
+                    width = bucket_width(table.num_buckets)
+                    block_sizes[key] = width * (table.num_buckets // self._env.world_size)
 
     @property
     def _shardings(self: Any) -> list[Any]:
@@ -152,6 +154,11 @@ class _ShardedDynamic:
                         )
         return self._shards[table]
 
+    def track_changed_rows(self: Any, mark: Callable[[str, Tensor], None]) -> None:
+        """Call ``mark`` with a table's name and rows after evicted rows were reset."""
+        for name, index in self._rank_indices.items():
+            index.changed = partial(mark, name)
+
     def distribute(self: Any, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
         """Send ids, those of dynamic tables as mixed ids."""
         with torch.no_grad():
@@ -179,11 +186,21 @@ class _ShardedDynamic:
             keys = [key for key, table in enumerate(tables) if table == name]
             if keys:
                 ids = torch.cat([values[key] for key in keys])
-                rows = index.rows(ids, training=self.training)
+                with _about(name):
+                    rows = index.rows(ids, training=self.training)
                 sizes = [len(values[key]) for key in keys]
                 for key, part in zip(keys, torch.split(rows, sizes), strict=True):
                     values[key] = part
         return _with_values(received, torch.cat(values))
+
+
+@contextmanager
+def _about(table: str) -> Iterator[None]:
+    """Add the name of a table to errors of its index."""
+    try:
+        yield
+    except RecdError as error:
+        raise type(error)(f"table {table!r}: {error}") from None
 
 
 def _split(features: KeyedJaggedTensor) -> Sequence[Tensor]:

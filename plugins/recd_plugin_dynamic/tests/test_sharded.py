@@ -55,7 +55,7 @@ def tables(kind: str) -> nn.Module:
 
 
 def dynamic(kind: str, policy: Any, training: TrainingSpec) -> Any:
-    layout = DynamicTable(BUCKETS, CAPACITY, policy)
+    layout = DynamicTable(BUCKETS, CAPACITY + 1, policy)
     model = with_dynamic_tables(nn.Sequential(tables(kind)), {"t_a": layout, "t_b": layout})
     params = fused_params(training)
     own = [DynamicBagsSharder(params), DynamicEmbeddingsSharder(params)]
@@ -82,7 +82,7 @@ def rows_of_ids(model: Any) -> list[dict[int, int]]:
         (shard,) = state[f"0.indices.t_{key}.ids"].local_shards()
         whole = torch.cat(all_gather_object("reading ids", shard.tensor))
         bucket, place = torch.nonzero(whole >= 0, as_tuple=True)
-        rows = bucket * (CAPACITY + 1) + place + 1
+        rows = bucket * (CAPACITY + 1) + place
         found.append(dict(zip(whole[bucket, place].tolist(), rows.tolist(), strict=True)))
     return found
 

@@ -104,14 +104,11 @@ def wrap(
     """
     if registry is None:
         parsed = registry_without_file()
+    elif isinstance(registry, Mapping):
+        text = json.dumps({"version": 1, **registry})
+        parsed = load_registry("wrap()", plugins_dir=plugins_dir, needs_data=False, text=text)
     else:
-        sections = isinstance(registry, Mapping)
-        parsed = load_registry(
-            Path("wrap()") if sections else registry,
-            plugins_dir=plugins_dir,
-            needs_data=False,
-            text=json.dumps({"version": 1, **registry}) if sections else None,
-        )
+        parsed = load_registry(registry, plugins_dir=plugins_dir, needs_data=False)
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
     if topology is not None:
