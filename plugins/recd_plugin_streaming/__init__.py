@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recd_plugin_streaming.files import Files
 from recd_plugin_streaming.kafka import Kafka
 from recd_plugins.api import Plugin, hookimpl
 
@@ -12,4 +13,4 @@ REQUIRES_API = 5
 
 @hookimpl
 def register_plugins() -> Sequence[type[Plugin]]:
-    return [Kafka]
+    return [Kafka, Files]

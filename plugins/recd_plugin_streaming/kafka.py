@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from pydantic import AwareDatetime, Field, NonNegativeInt
 from recd_plugin_streaming.columns import Columns
 from recd_plugin_streaming.dead_letters import DeadLetters
 from recd_plugin_streaming.decode import Parse, decode, parse_arrow, parse_json
-from recd_plugin_streaming.options import Stream, StreamOptions
+from recd_plugin_streaming.options import Stream, StreamOptions, say
 from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, joined, size
 from recd_plugin_streaming.source import Chunk, Source
 from recd_plugins.api import DataError, Origin, Rows, imports, row_tables
@@ -91,7 +90,7 @@ class Kafka(Stream):
                 yield rows
             if not found:
                 if not waits:
-                    _say(f"{self.options.topic}: waiting for the first {batch_size} messages")
+                    say(f"{self.options.topic}: waiting for the first {batch_size} messages")
                 waits = True
                 time.sleep(0.5)
 
@@ -194,7 +193,7 @@ class Topic:
         self._error = error
         if error.code() == self.client.KafkaError._ALL_BROKERS_DOWN and not self._down:
             self._down, self._next_try = True, time.monotonic() + _RETRY_SECONDS
-            _say(f"{self.what}: no server answers ({_text(error)}). The run waits for the servers")
+            say(f"{self.what}: no server answers ({_text(error)}). The run waits for the servers")
 
     def _watch(self, received: bool) -> None:
         if not self._down or (not received and time.monotonic() < self._next_try):
@@ -207,7 +206,7 @@ class Topic:
             return
         self._down = False
         self._error = None
-        _say(f"{self.what}: the servers answer again")
+        say(f"{self.what}: the servers answer again")
 
 
 class KafkaSource(Source):
@@ -300,7 +299,7 @@ class KafkaSource(Source):
                 f"{said}. Raise the topic's retention. To continue without these messages, set the "
                 "option lost: skip"
             )
-        _say(f"{said}. The run continues without them")
+        say(f"{said}. The run continues without them")
         window = joined(tuple((max(a, low), b) for a, b in left.window))
         return Left(window, ((max(after, low), None),))
 
@@ -357,7 +356,7 @@ class KafkaSource(Source):
         self._highs[str(partition)] = max(high, until)
         return Chunk(str(partition), rows, offsets[places], until, ((until, None),))
 
-    def lag(self, positions: Positions) -> int:
+    def lag(self, positions: Positions, done: Container[str]) -> int:  # noqa: ARG002
         return sum(
             size(left.window) + max(0, self._highs.get(name, 0) - left.after[0][0])
             for name, left in positions.items()
@@ -395,7 +394,3 @@ def _text(error: Any) -> str:
     if isinstance(error, Exception) and error.args:
         error = error.args[0]
     return str(error.str()) if hasattr(error, "str") else str(error)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -79,3 +80,8 @@ class Stream(Dataset):
 
     def _source(self, rank: int, world_size: int) -> Source:
         raise NotImplementedError
+
+
+def say(text: str) -> None:
+    """Write a line to stderr."""
+    print(text, file=sys.stderr, flush=True)

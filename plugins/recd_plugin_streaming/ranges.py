@@ -44,6 +44,11 @@ def joined(ranges: Ranges) -> Ranges:
     return tuple(found)
 
 
+def cut(ranges: Ranges, start: int) -> Ranges:
+    """Return the parts of ranges from an offset on."""
+    return joined(tuple((max(first, start), stop) for first, stop in ranges))
+
+
 def size(ranges: Ranges) -> int:
     """Return the number of offsets in finite ranges."""
     return sum(stop - start for start, stop in ranges if stop is not None)

@@ -50,7 +50,7 @@ class WindowReader(StreamReader):
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._loaded: dict[str, Any] | None = None
         self._left: dict[str, Left] = {}
-        self._done: list[str] = []
+        self._done: dict[str, None] = {}  # an ordered set
         self._pending: deque[Window] = deque()
         # Rows of the first pending window that were yielded, and rows of all that were not.
         self._yielded = self._num_rows = 0
@@ -89,7 +89,7 @@ class WindowReader(StreamReader):
                 yield self._next_batch()
 
     def lag(self) -> int:
-        return self._source.lag(self._left)
+        return self._source.lag(self._left, self._done)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -148,15 +148,17 @@ class WindowReader(StreamReader):
     def _start(self) -> dict[str, Left] | None:
         if self._loaded is None:
             return None
-        self._done = list(self._loaded["done"])
         ranks = [
             {name: Left.from_json(left) for name, left in of_rank.items()}
             for of_rank in self._loaded["ranks"]
         ]
+        found = dict.fromkeys(self._loaded["done"], Left((), ()))
         if len(ranks) == self._world_size:
-            return ranks[self._rank] | dict.fromkeys(self._done, Left((), ()))
-        found = self._source.positions_of(ranks, self._rank, self._world_size)
-        return {**found, **dict.fromkeys(self._done, Left((), ()))}
+            found |= ranks[self._rank]
+        else:
+            found |= self._source.positions_of(ranks, self._rank, self._world_size)
+        self._done = dict.fromkeys(name for name, left in found.items() if left.is_done)
+        return found
 
     def _next_batch(self) -> Rows:
         parts, names, offsets = [], list[str](), []
@@ -195,6 +197,6 @@ class WindowReader(StreamReader):
     def _set(self, name: str, left: Left) -> None:
         if left.is_done:
             self._left.pop(name, None)
-            self._done.append(name)
+            self._done[name] = None
         else:
             self._left[name] = left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class Source(ABC):
         """Connect, and move to a position; None for the start of the stream.
 
         Returns:
-            What is left of each known partition.
+            What is left of each partition that has a position and is not finished.
 
         Raises:
             DataError: the stream or a position does not exist (any more).
@@ -57,8 +57,8 @@ class Source(ABC):
         """Yield chunks in order, or None if there was nothing new for a moment."""
 
     @abstractmethod
-    def lag(self, positions: Positions) -> int:
-        """Return the number of known rows after a position."""
+    def lag(self, positions: Positions, done: Container[str]) -> int:
+        """Return the number of known rows after a position. ``done`` are finished partitions."""
 
     @abstractmethod
     def close(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ kafka = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
 
 #: The mock cluster makes topics with this number of partitions when they are written to.
 PARTITIONS = 4
-COLUMNS = {"id": "id", "session": "key", "click": "label"}
 
 
 class Cluster:
@@ -29,16 +27,3 @@ class Cluster:
             encoded = value if isinstance(value, bytes) else json.dumps(value).encode()
             self._producer.produce(topic, value=encoded, partition=partition)
         assert self._producer.flush(10) == 0
-
-
-@contextmanager
-def started() -> Iterator[Cluster]:
-    yield Cluster()
-
-
-def clicks(count: int, first: int = 0, sessions: int = 7) -> list[Mapping[str, int]]:
-    """``count`` messages with the ids ``first`` and following."""
-    return [
-        {"id": n, "session": n * 31 % sessions, "click": n % 2, "unused": n}
-        for n in range(first, first + count)
-    ]

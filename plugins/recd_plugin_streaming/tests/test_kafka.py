@@ -12,10 +12,9 @@ import pytest
 
 from recd_plugin_recd.logs.kafka import KafkaProducer
 from recd_plugin_streaming.kafka import Kafka, Topic
-from recd_plugin_streaming.tests.cluster import COLUMNS, PARTITIONS, Cluster, clicks, kafka
+from recd_plugin_streaming.tests.cluster import PARTITIONS, Cluster, kafka
+from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
 from recd_plugins.runtime.errors import DataError
-
-BATCH = 8
 
 
 @pytest.fixture(scope="module")
@@ -31,29 +30,6 @@ def topic(request) -> str:
 def dataset(cluster: Cluster, topic: str, **options: Any) -> Kafka:
     values = {"servers": cluster.servers, "topic": topic, "columns": COLUMNS, "end": "latest"}
     return Kafka(Kafka.Options.model_validate(values | options))
-
-
-def reader(stream: Kafka, rank: int = 0, world_size: int = 1, state: Any = None) -> Any:
-    made = stream.reader(rank=rank, world_size=world_size, batch_size=BATCH, split="train")
-    if state is not None:
-        made.load_state_dict(json.loads(json.dumps(state)))
-    return made
-
-
-def read(made: Any, most: int = 1 << 30) -> tuple[list[list[int]], list[Any]]:
-    """Return the ids of each batch, and the state after each batch."""
-    batches, states = [], []
-    for rows in made:
-        batches.append(rows.data.column("id").to_pylist())
-        states.append(made.state_dict())
-        if len(batches) == most:
-            break
-    made.close()
-    return batches, states
-
-
-def flat(batches: list[list[int]]) -> list[int]:
-    return [number for batch in batches for number in batch]
 
 
 @pytest.mark.parametrize("grouping", [{}, {"group_by": "session", "window_rows": 50}])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from tests import forked
 from tests.forked import RECD
 
-from recd_plugin_streaming.tests.cluster import Cluster, clicks
+from recd_plugin_streaming.tests.cluster import Cluster
+from recd_plugin_streaming.tests.streams import clicks
 from recd_plugins.api import table_weights
 
 KILLS = int(os.environ.get("RECD_KILLS", "2"))
@@ -84,6 +86,7 @@ training:
   learning_rate: {ranks}
   steps: {steps}
   hang_timeout: 60
+  progressive_validation: 2
   checkpoint: {{path: {path}, every: 3}}
 """
 
@@ -155,3 +158,9 @@ def test_a_signal_ends_the_wait_for_messages(tmp_path: Path) -> None:
     assert program.wait(30) != 0
     assert "the run was ended after step 4; its checkpoint is" in program.output()[1]
     assert len(losses(tmp_path)) == 4
+    # A row of the table is 0 until its only message is trained.
+    windows = re.findall(
+        r"step (\d), (\d+) rows before they were trained: (.*)", program.output()[1]
+    )
+    assert [(step, rows) for step, rows, _ in windows] == [("2", "64"), ("4", "64")]
+    assert all("log loss 0.69315" in figures for *_, figures in windows)

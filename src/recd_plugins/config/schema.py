@@ -292,6 +292,11 @@ class TrainingSpec(Spec):
         description="Evaluation of the validation split (without one, of the test split) during "
         "training; null disables it.",
     )
+    progressive_validation: Count | None = Field(
+        default=None,
+        description="Number of steps in a window of progressive validation: its metrics are those "
+        "of the training rows, each predicted before it is trained. null disables it.",
+    )
 
     @field_validator("checkpoint", mode="before", json_schema_input_type=CheckpointSpec | None)
     @classmethod

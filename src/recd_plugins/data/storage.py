@@ -57,14 +57,15 @@ class Location:
         """Return the local path, or None for a URL."""
         return self.path if isinstance(self.path, Path) else None
 
-    def find(self, suffix: str) -> list[Location]:
+    def find(self, suffix: str, *, may_be_empty: bool = False) -> list[Location]:
         """Return this file, or every file below this folder whose name ends with ``suffix``.
 
         Files are sorted by the parts of their paths. Names that start with ``_`` or ``.`` are
         skipped.
 
         Raises:
-            DataError: no file is found, or the folder is a Delta, Iceberg or Hudi table.
+            DataError: no file is found, unless the folder ``may_be_empty``. Or the folder is a
+                Delta, Iceberg or Hudi table.
             SetupError: the store cannot be reached, or denies access.
         """
         found = []
@@ -95,7 +96,7 @@ class Location:
                     self.local / below if self.local else f"{str(self.path).rstrip('/')}/{below}"
                 )
                 found.append((parts, self._found(info, inner)))
-        if not found:
+        if not found and not may_be_empty:
             raise DataError(f"{self}: no {suffix or 'data'} file in this folder. Use another path")
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 

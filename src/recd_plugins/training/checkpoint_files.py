@@ -59,7 +59,7 @@ FREE = (
         for name in (
             *("ranks", "ranks_per_node", "topology", "workers", "epochs", "steps", "device"),
             *("overlap", "checkpoint", "evaluate", "validation", "hang_notice", "hang_timeout"),
-            "cuda_graphs",
+            *("cuda_graphs", "progressive_validation"),
         )
     ),
 )

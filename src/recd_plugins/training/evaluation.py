@@ -374,15 +374,7 @@ class Validation:
     def line(self, measured: Measured) -> str:
         """Return a line of text about the last validation."""
         step = self.curve.steps[-1]
-        figures = _figures(measured)
-        rows = figures.pop("num_samples")
-        if measured[0] is not None and measured[0].tasks:  # the others are in the run's results
-            figures = {
-                name: value
-                for name, value in figures.items()
-                if name in ("loss", self.metric) or name.endswith((".auc", ".log_loss", ".rmse"))
-            }
-        shown = ", ".join(f"{metric_words(name)} {value:.5f}" for name, value in figures.items())
+        rows, shown = _shown(measured, self.metric)
         best = "" if self.curve.best is None else f"; best after step {self.curve.best_step}"
         if self.curve.best_step == step:
             best = " (the best so far)"
@@ -429,6 +421,54 @@ class Validation:
                 "training.validation.patience to stop early"
             )
         return text
+
+
+class ProgressiveValidation:
+    """Prediction quality of consecutive windows of training steps.
+
+    The rows of a batch are predicted before the batch is trained, by the forward pass of the step.
+
+    Args:
+        every: number of steps in a window. A resumed run begins with the rest of a window.
+        tasks: tasks of multi-task training.
+
+    Attributes:
+        windows: JSON values of each window: its last step, and its metrics.
+    """
+
+    def __init__(self, every: int, tasks: Sequence[Task]) -> None:
+        self._every, self._tasks = every, tasks
+        self._predictions = Predictions(tasks=tasks)
+        self.windows: list[dict[str, Any]] = []
+
+    def update(self, step: int, logits: Tensor, labels: Tensor) -> Measured | None:
+        """Add a training step. Return the results if it ends a window. All ranks must call this."""
+        self._predictions.update(logits, labels)
+        if step % self._every:
+            return None
+        measured = self._predictions.summarize(), dict[str, float]()
+        self._predictions = Predictions(tasks=self._tasks)
+        self.windows.append({"step": step, **_figures(measured)})
+        return measured
+
+    @staticmethod
+    def line(step: int, measured: Measured) -> str:
+        """Return a line of text about a window."""
+        rows, shown = _shown(measured)
+        return f"step {step}, {rows:,} rows before they were trained: {shown}"
+
+
+def _shown(measured: Measured, metric: str = "loss") -> tuple[int, str]:
+    """Return the number of rows and a text of figures; with tasks, only the main ones."""
+    figures = _figures(measured)
+    rows = int(figures.pop("num_samples"))
+    if measured[0] is not None and measured[0].tasks:  # the others are in the run's results
+        figures = {
+            name: value
+            for name, value in figures.items()
+            if name in ("loss", metric) or name.endswith((".auc", ".log_loss", ".rmse"))
+        }
+    return rows, ", ".join(f"{metric_words(name)} {value:.5f}" for name, value in figures.items())
 
 
 def _figures(measured: Measured) -> dict[str, float]:

@@ -154,6 +154,7 @@ class Result:
         stages: seconds of a step per stage, averaged over ranks; None unless profiled.
         sections: dict from name to report section of table plugins.
         ingestion: figures of the ingestion plugin per rank, for the training split.
+        progressive: last step and metrics of each window of ``training.progressive_validation``.
         first_step: step of the checkpoint that the run resumed from; 0 for a new run.
     """
 
@@ -171,6 +172,7 @@ class Result:
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
     validation: Validation | None = None
+    progressive: list[dict[str, Any]] | None = None
     first_step: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -179,6 +181,8 @@ class Result:
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
         del values["sections"], values["metrics"]
+        if self.progressive is None:
+            del values["progressive"]
         values["calibration_bins"] = None if self.test is None else _bins(self.test)
         for name in ("train", "test"):
             quality: Quality | None = getattr(self, name)

@@ -41,6 +41,7 @@ from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
 from recd_plugins.training.dry_run import unused_line
 from recd_plugins.training.evaluation import (
     Measured,
+    ProgressiveValidation,
     Validation,
     evaluate,
     step_code,
@@ -254,6 +255,10 @@ class Trainer:
         self.pending: list[Tensor] = []
         self.losses = list(start.losses) or [math.nan] * start.step
         self.saved = start.step, self._curve()
+        self.progressive: ProgressiveValidation | None = None
+        if self.is_own and training.progressive_validation is not None:
+            tasks = self.registry.dataset.schema().tasks
+            self.progressive = ProgressiveValidation(training.progressive_validation, tasks)
         self.newest: Measured | None = None
         self.best: Measured | None = None
 
@@ -331,6 +336,8 @@ class Trainer:
             step = self.progress.step
             activity.reached(step)
             self.measurement.predictions.update(logits, labels)
+            if self.progressive is not None:
+                self._end_window(self.progressive, logits, labels)
             line(loss)
             rate = self.training.learning_rate * self.rates.factor(done)
             self.callbacks.trained(step, loss, rate)
@@ -339,6 +346,14 @@ class Trainer:
                 self._average_losses()
             if self.validation is None or not self.validation.due(step):
                 self._after_step()
+
+    def _end_window(
+        self, progressive: ProgressiveValidation, logits: Tensor, labels: Tensor
+    ) -> None:
+        step = self.progress.step
+        if (measured := progressive.update(step, logits, labels)) is not None:
+            self._say(progressive.line(step, measured))
+            self.callbacks.evaluated(step, "train", measured)
 
     def _after_step(self, *, is_best: bool = False) -> None:
         """Save a checkpoint if one is due, and stop the run after a signal."""
@@ -476,6 +491,7 @@ class Trainer:
             if self.registry.ingestion is not None
             else None,
             validation=self.validation,
+            progressive=None if self.progressive is None else self.progressive.windows,
             first_step=self.first_step,
         )
         self.callbacks.ended(self.progress.step, self.losses)

@@ -1,0 +1,122 @@
+"""``streaming.files``: batches, positions and faults."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_streaming.files import Files
+from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
+from recd_plugins.runtime.errors import DataError
+
+
+def write(folder: Any, name: str, rows: list[Any], **columns: Any) -> None:
+    """Write a file that appears when it is complete, with small row groups."""
+    table = pa.Table.from_pylist(rows)
+    for column, values in columns.items():
+        table = table.set_column(table.column_names.index(column), column, pa.array(values))
+    pq.write_table(table, folder / f".{name}", row_group_size=13)
+    os.replace(folder / f".{name}", folder / name)
+
+
+def dataset(folder: Any, **options: Any) -> Files:
+    values = {"path": str(folder), "columns": COLUMNS, "end": "latest", "poll_seconds": 0.2}
+    return Files(Files.Options.model_validate(values | options))
+
+
+@pytest.mark.parametrize("grouping", [{}, {"group_by": "session", "window_rows": 50}])
+def test_a_resumed_reader_yields_the_other_batches(tmp_path, grouping):
+    for part in range(4):
+        write(tmp_path, f"{part}.parquet", clicks(50, 50 * part))
+    stream = dataset(tmp_path, **grouping)
+    batches, states = read(reader(stream))
+    assert len(batches) == 25
+    assert sorted(flat(batches)) == list(range(200))
+    for step in (1, 3, 7, 12, 24):
+        rest, _ = read(reader(stream, state=states[step - 1]))
+        assert rest == batches[step:], f"after step {step}"
+    assert states[-1]["done"] == [f"{part}.parquet" for part in range(4)]
+    write(tmp_path, "00.parquet", clicks(8, 200))  # a name before those that are trained
+    assert sorted(flat(read(reader(stream, state=states[-1]))[0])) == list(range(200, 208))
+
+
+@pytest.mark.parametrize("grouping", [{}, {"group_by": "session", "window_rows": 40}])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1), (2, 4), (4, 4)])
+def test_each_row_comes_once_if_the_ranks_change(tmp_path, grouping, before, after):
+    stream = dataset(tmp_path, **grouping)
+    found, states, first = [], [], 0
+    for part, count in enumerate((90, 2, 61, 40)):
+        write(tmp_path, f"{part}.parquet", clicks(count, first))
+        first += count
+    for rank in range(before):
+        batches, of_rank = read(reader(stream, rank, before), most=3 + rank)
+        found += flat(batches)
+        states.append(of_rank[-1])
+    state = reader(stream).merge_states(states)
+    write(tmp_path, "later.parquet", clicks(30, first))
+    left = 0
+    for rank in range(after):
+        made = reader(stream, rank, after, state)
+        found += flat(read(made)[0])
+        left += made.lag()
+    assert max(Counter(found).values()) == 1
+    assert len(found) + left == first + 30
+    assert left < BATCH * after
+
+
+def test_files_are_trained_when_they_are_complete(tmp_path, capfd):
+    made = reader(dataset(tmp_path, end="never", order="modified"))
+    assert made.poll(0.5) is False
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 half")
+    (tmp_path / "_temporary.parquet").write_bytes(b"?")
+    write(tmp_path, "c.parquet", clicks(8))
+    assert made.poll(10) is True
+    write(tmp_path, "b.parquet", clicks(8, 8))
+    write(tmp_path, "a.parquet", clicks(8, 16))
+    os.utime(tmp_path / "a.parquet", (1e9, 1e9))
+    batches, _ = read(made, most=3)
+    assert sorted(flat(batches)) == list(range(24))
+    assert batches[0] == list(range(8))
+    assert capfd.readouterr().err.count("The file is trained when it is complete") == 1
+
+
+def test_places_and_samples(tmp_path):
+    write(tmp_path, "a.parquet", clicks(20))
+    stream = dataset(tmp_path)
+    stream.prepare()
+    rows = next(iter(stream.sample(8)))
+    assert rows.data.column("id").to_pylist() == list(range(8))
+    rows = next(iter(reader(stream)))
+    assert rows.place_of(3) == f"{tmp_path}: a.parquet: row 3 (from 0)"
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no such file or folder"):
+        dataset(tmp_path / "nowhere").prepare()
+    write(tmp_path, "a.parquet", clicks(20))
+    _, states = read(reader(dataset(tmp_path)), most=1)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(DataError, match=r"a.parquet: the file was deleted before all its rows"):
+        read(reader(dataset(tmp_path), state=states[0]))
+    rows = clicks(20)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"id": [str(n) for n in range(20)]}, "column 'id' has the type string, expected int64"),
+        ({"id": [n + 0.5 for n in range(20)]}, "column 'id' has the type double, expected int64"),
+        ({"id": [None, *range(19)]}, r"row 0 \(from 0\): column 'id' is missing or null"),
+        (
+            {"click": [*[1] * 15, 2, *[0] * 4]},
+            r"row 15 \(from 0\): label column 'click' is neither",
+        ),
+    ]
+    for columns, said in wrong:
+        write(tmp_path, "a.parquet", rows, **columns)
+        with pytest.raises(DataError, match=said):
+            read(reader(dataset(tmp_path)))
+    write(tmp_path, "a.parquet", [{"id": 1}])
+    with pytest.raises(DataError, match="there is no column 'session'"):
+        read(reader(dataset(tmp_path)))
