@@ -92,7 +92,7 @@ class DynamicSharding(Sharding):
         return with_dynamic_tables(model, {each.name: self._layout(each) for each in tables})
 
     def ids_of_rows(self, table: str, read: Callable[[str], Tensor]) -> Tensor:
-        return read(f".indices.{table}.ids").flatten()
+        return read(f".row_state.{table}.ids")
 
     def _layout(self, table: Table) -> DynamicTable:
         from recd_plugin_dynamic.table import DynamicTable

@@ -11,6 +11,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recd_plugin_dynamic.runtime.rank_index import RankIndex
 from recd_plugin_dynamic.table import DynamicTable
 from recd_plugins.api import SetupError
 
@@ -21,7 +22,8 @@ _OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding
 class TableIndex(nn.Module):
     """The index of a whole table as buffers, to find the rows of ids without inserting new ids.
 
-    The buffers are the state of ``IdIndex`` for all buckets, under the same names.
+    Attributes:
+        ids: id of each row, int64 ``[num_embeddings]``, -1 for rows without an id.
     """
 
     ids: Tensor
@@ -30,15 +32,14 @@ class TableIndex(nn.Module):
 
     def __init__(self, table: DynamicTable) -> None:
         super().__init__()
-        for name, array in table.index(0, table.num_buckets).state().items():
-            self.register_buffer(name, torch.from_numpy(array))
-        self.register_buffer("steps", torch.zeros(table.num_buckets, dtype=torch.int64))
+        for name, state in RankIndex(table, 0, 1).state().items():
+            self.register_buffer(name, state)
         self.sort()
         self.register_load_state_dict_post_hook(_sort)  # type: ignore[no-untyped-call]
 
     def sort(self) -> None:
         """Sort the ids, so that they can be searched."""
-        ids, order = torch.sort(self.ids.flatten())
+        ids, order = torch.sort(self.ids)
         self.register_buffer("_sorted", ids, persistent=False)
         self.register_buffer("_order", order, persistent=False)
 
@@ -69,7 +70,7 @@ class _DynamicCollection:
         self: Any, configs: Sequence[BaseEmbeddingConfig], dynamic: Mapping[str, DynamicTable]
     ) -> None:
         self.dynamic = {each.name: dynamic[each.name] for each in configs if each.name in dynamic}
-        self.indices = nn.ModuleDict({name: TableIndex(t) for name, t in self.dynamic.items()})
+        self.row_state = nn.ModuleDict({name: TableIndex(t) for name, t in self.dynamic.items()})
         tables: dict[str, str] = {}
         for config in configs:
             for feature in config.feature_names:
@@ -85,7 +86,7 @@ class _DynamicCollection:
 
     def rows_of(self: Any, table: str) -> nn.Module:
         """Return a module that maps ids to rows of a table, int64 ``[n]``."""
-        return self.indices[table] if table in self.dynamic else nn.Identity()
+        return self.row_state[table] if table in self.dynamic else nn.Identity()
 
     def _as_rows(self: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Replace the ids of dynamic tables by rows."""
@@ -97,7 +98,7 @@ class _DynamicCollection:
         names = features.keys()
         parts, tables = [features[name] for name in names], map(self._table_of.get, names)
         values = [
-            self.indices[table](part.values()) if table in self.dynamic else part.values()
+            self.row_state[table](part.values()) if table in self.dynamic else part.values()
             for part, table in zip(parts, tables, strict=True)
         ]
         variable = features.variable_stride_per_key()

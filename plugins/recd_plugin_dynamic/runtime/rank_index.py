@@ -47,29 +47,31 @@ class RankIndex:
         table: layout of the whole table.
         rank: this rank.
         world_size: number of ranks; divides the number of buckets.
-        shard: function that returns the rank's rows of the table.
     """
 
-    def __init__(
-        self, table: DynamicTable, rank: int, world_size: int, shard: Callable[[], Shard]
-    ) -> None:
+    def __init__(self, table: DynamicTable, rank: int, world_size: int) -> None:
         buckets = table.num_buckets // world_size
         first = rank * buckets
         self._index = table.index(first, first + buckets)
         self._first_id = first * bucket_width(table.num_buckets)
-        self._shard = shard
-        self._state = {name: torch.from_numpy(a) for name, a in self._index.state().items()}
-        # One number per bucket, because state dicts split arrays by buckets.
+        arrays = {name: torch.from_numpy(each) for name, each in self._index.state().items()}
+        self._state = {
+            # State with one entry per row of the table is saved with the row.
+            name: each if name.startswith("candidate_") else each.flatten()
+            for name, each in arrays.items()
+        }
+        # One number per bucket, because state dicts split tensors by buckets.
         self._steps = self._state["steps"] = torch.zeros(buckets, dtype=torch.int64)
+        #: Whether tensors of ``state()`` were changed.
         self.loaded = False
         #: Called with the rows of the table that were reset, int64 ``[n]``.
         self.changed: Callable[[Tensor], None] = lambda _: None
 
     def state(self) -> dict[str, Tensor]:
-        """Return the arrays of the index, in the order of buckets. They share its memory."""
+        """Return the tensors of the index, in the order of buckets. They share its memory."""
         return self._state
 
-    def rows(self, ids: Tensor, *, training: bool) -> Tensor:
+    def rows(self, ids: Tensor, shard: Shard, *, training: bool) -> Tensor:
         """Return the row of this rank's shard for each id, int64 ``[n]``.
 
         In training, new ids get rows, and rows of evicted ids are reset. The row of ids without a
@@ -77,13 +79,14 @@ class RankIndex:
 
         Args:
             ids: mixed ids minus the first mixed id of this rank, int64 ``[n]``, with duplicates.
+            shard: this rank's rows of the table.
+            training: whether to insert new ids.
         """
         if self.loaded:
             self._index.load_state(self._index.state())
             self.loaded = False
         unique = unique_ids(ids.cpu(), [len(ids)])
         distinct = unmix(unique.ids + self._first_id).numpy()
-        shard = self._shard()
         if training:
             self._steps += 1
             step = int(self._steps[0])

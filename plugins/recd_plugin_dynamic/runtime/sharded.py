@@ -75,7 +75,7 @@ class _ShardedDynamic:
         super().__init__(module, plan, env, *more, **named)  # type: ignore[call-arg]
         assert env.process_group is not None
         self._rank_indices = {
-            name: RankIndex(table, env.rank, env.world_size, partial(self._shard, name))
+            name: RankIndex(table, env.rank, env.world_size)
             for name, table in self._dynamic.items()
         }
         pooled = isinstance(module, DynamicBags)
@@ -84,7 +84,7 @@ class _ShardedDynamic:
             each.name: (each.get_weight_init_min(), each.get_weight_init_max()) for each in configs
         }
         self._index_states = {
-            f"indices.{name}.{key}": _sharded(tensor, env.rank, env.process_group)
+            f"row_state.{name}.{key}": _sharded(tensor, env.rank, env.process_group)
             for name, index in self._rank_indices.items()
             for key, tensor in index.state().items()
         }
@@ -93,10 +93,10 @@ class _ShardedDynamic:
         self._register_load_state_dict_pre_hook(_take_index_states, with_module=True)
 
     def load_state_dict(self: Any, state_dict: Mapping[str, Any], *more: Any, **named: Any) -> Any:
-        """Load weights and indices. TorchRec also calls this method while it creates the module."""
+        """Load weights and row state. TorchRec also calls this while it creates the module."""
         if "_index_states" not in vars(self):
             state_dict = {
-                name: each for name, each in state_dict.items() if not name.startswith("indices.")
+                name: each for name, each in state_dict.items() if not name.startswith("row_state.")
             }
         return super().load_state_dict(state_dict, *more, **named)  # type: ignore[misc]
 
@@ -187,7 +187,7 @@ class _ShardedDynamic:
             if keys:
                 ids = torch.cat([values[key] for key in keys])
                 with _about(name):
-                    rows = index.rows(ids, training=self.training)
+                    rows = index.rows(ids, self._shard(name), training=self.training)
                 sizes = [len(values[key]) for key in keys]
                 for key, part in zip(keys, torch.split(rows, sizes), strict=True):
                     values[key] = part

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_dynamic.index.mix import bucket_of, mix
-from recd_plugin_dynamic.index.policies import LeastRecentlyUsed, NoEviction
+from recd_plugin_dynamic.index.policies import LeastFrequentlyUsed, LeastRecentlyUsed, NoEviction
 from recd_plugin_dynamic.runtime.collection import with_dynamic_tables
 from recd_plugin_dynamic.runtime.rank_index import Shard
 from recd_plugin_dynamic.runtime.sharded import DynamicBagsSharder, DynamicEmbeddingsSharder
@@ -23,6 +26,9 @@ from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress
+from recd_plugins.training.optimizer import build_optimizer
 
 BUCKETS, CAPACITY, DIM = 4, 24, 4
 ROWS = BUCKETS * (CAPACITY + 1)
@@ -79,11 +85,10 @@ def rows_of_ids(model: Any) -> list[dict[int, int]]:
     """Return a dict from id to row for each table, from the index of all ranks."""
     state, found = model.state_dict(), []
     for key in KEYS:
-        (shard,) = state[f"0.indices.t_{key}.ids"].local_shards()
+        (shard,) = state[f"0.row_state.t_{key}.ids"].local_shards()
         whole = torch.cat(all_gather_object("reading ids", shard.tensor))
-        bucket, place = torch.nonzero(whole >= 0, as_tuple=True)
-        rows = bucket * (CAPACITY + 1) + place
-        found.append(dict(zip(whole[bucket, place].tolist(), rows.tolist(), strict=True)))
+        rows = torch.nonzero(whole >= 0).flatten()
+        found.append(dict(zip(whole[rows].tolist(), rows.tolist(), strict=True)))
     return found
 
 
@@ -178,3 +183,33 @@ def with_eviction(rank: int, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_with_eviction_it_trains_as_a_table_in_one_process(size: int) -> None:
     run_on_ranks(with_eviction, size)
+
+
+def train_from(rank: int, size: int, folder: Path, *, load: bool) -> tuple[Any, Any]:
+    """Train to the end, from the middle with ``load``. Save deltas in the first half."""
+    model = dynamic("bags", LeastFrequentlyUsed(half_life=20), ADAGRAD)
+    optimizer = build_optimizer(model, ADAGRAD)
+    checkpoints = Checkpoints(folder, keep=1, full_every=9)
+    done = checkpoints.load(model, optimizer).step if load else 0
+    assert done == (STEPS // 2 if load else 0)
+    outputs = []
+    for number, batch in enumerate(batches(rank, size, 200), 1):
+        if number > done:
+            outputs.append(step(model, batch))
+            if number % 20 == 0 and number <= STEPS // 2:
+                checkpoints.save(model, optimizer, Progress(number))
+    rows = rows_of_ids(model)
+    return rows, all_gather_object("comparing", outputs[-STEPS // 2 :])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_delta_resumes_on_any_number_of_ranks(tmp_path: Path, size: int) -> None:
+    rows, outputs = run_on_ranks(partial(train_from, load=False), 2, tmp_path)[0]
+    newest = max(tmp_path.glob("step-*"))
+    assert any("t_a" in str(pq.read_schema(each).metadata) for each in newest.glob("rows-*"))
+    again, resumed = run_on_ranks(partial(train_from, load=True), size, tmp_path)[0]
+    assert again == rows
+    for own, other in zip(zip(*outputs, strict=True), zip(*resumed, strict=True), strict=True):
+        torch.testing.assert_close(
+            torch.cat(own), torch.cat(other), rtol=0, atol=1e-5 * (size != 2)
+        )

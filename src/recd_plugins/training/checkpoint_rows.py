@@ -81,11 +81,18 @@ def tensors_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_tensors(document: Mapping[str, Any], weight: str) -> RowTensors | None:
-    """Return the row-wise tensors of the table with this weight; None if it is not sharded."""
+    """Return the row-wise tensors of the table with this weight; None if it is not sharded.
+
+    Includes buffers ``row_state.TABLE.NAME`` of the table's module.
+    """
     if not isinstance(sharded := document["model"].get(weight), ShardedTensor):
         return None
-    table = weight.split(".")[-2]
+    *module, _, table, _ = weight.split(".")
     tensors = {"weight": (f"model.{weight}", sharded)}
+    buffers = ".".join([*module, "row_state", table, ""])
+    for name, value in document["model"].items():
+        if name.startswith(buffers):
+            tensors[name.removeprefix(buffers)] = (f"model.{name}", value)
     for key, value in document["optimizer"]["state"].get(weight, {}).items():
         if isinstance(value, ShardedTensor):
             column = key.removeprefix(f"{table}.")
