@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,6 @@ version: 1
 dataset:
   use: recd.session_parquet
   options: {{path: {path}}}
-  {wrap}
 converter: {{use: recd.ikjt}}
 pooling:
   - use: recd.target_attention
@@ -49,12 +47,14 @@ pooling:
 sharding: [{{use: torchrec.planner, tables: ["t_*"]}}]
 model: {{embedding_dim: 128, num_embeddings: {items}, bottom_mlp: [32], top_mlp: [64]}}
 training:
-  {{batch_size: {rows}, steps: {steps}, epochs: 2, evaluate: false, eps: 1.0e-3}}
+  {{batch_size: {rows}, steps: {steps}, ranks: {ranks}, epochs: 2, evaluate: false,
+   eps: 1.0e-3}}
 """
 _WRAP = (
-    "wrap: [{use: recd.whole_requests, options: "
-    f"{{row_cost: {_ROW_COST}, attention_cost: {_ATTENTION_COST}}}}}]"
+    "dataset.wrap=[{use: recd.whole_requests, "
+    f"options: {{row_cost: {_ROW_COST}, attention_cost: {_ATTENTION_COST}}}}}]"
 )
+_VARIANTS: dict[str, tuple[str, ...]] = {"even": (), "balanced": (_WRAP,)}
 
 
 def run(size: Size) -> Findings:
@@ -63,19 +63,16 @@ def run(size: Size) -> Findings:
     figures: list[Figure] = []
     for ranks in (2,) if size == "tiny" else (2, 4):
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            lengths = _write_table(folder / "table.parquet", (steps + 2) * rows * ranks)
-            for each, wrap in (("even", ""), ("balanced", _WRAP)):
-                text = _REGISTRY.format(
-                    path=folder / "table.parquet", wrap=wrap, items=_ITEMS, rows=rows, steps=steps
-                )
-                (folder / f"{each}.yaml").write_text(text, encoding="utf-8")
+            table, registry = Path(name, "table.parquet"), Path(name, "balance.yaml")
+            lengths = _write_table(table, (steps + 2) * rows * ranks)
+            text = _REGISTRY.format(path=table, items=_ITEMS, rows=rows, steps=steps, ranks=ranks)
+            registry.write_text(text, encoding="utf-8")
 
-            def train(each: str, folder: Path = folder, ranks: int = ranks) -> list[_OfRank]:
-                with session(Job(folder / f"{each}.yaml", overrides={"ranks": ranks})) as run:
+            def train(variant: str, registry: Path = registry, ranks: int = ranks) -> list[_OfRank]:
+                with session(Job(registry, settings=_VARIANTS[variant])) as run:
                     return launch(_train, ranks, run.job)
 
-            found = in_rounds(("even", "balanced"), pairs, train)
+            found = in_rounds([*_VARIANTS], pairs, train)
         lengths = lengths.reshape(ranks, steps + 2, -1)[:, _WARM_UP:steps]
         times = [_times(each["even"]) / _times(each["balanced"]) for each in found]
         cores = min(ranks, available_cores()), ranks
@@ -83,7 +80,7 @@ def run(size: Size) -> Findings:
             over = [each[n] for each in times]
             figures.append(higher(f"{name}_even_over_balanced_{ranks}_ranks", over, goal=1.3))
             figures.append(higher(f"{name}_bound_{ranks}_ranks", _bound(lengths, cores[n])))
-        apart = max_abs_diff(each[kind][0].losses for each in found for kind in each)
+        apart = max_abs_diff(of_ranks[0][0] for each in found for of_ranks in each.values())
         figures.append(lower(f"loss_max_abs_diff_{ranks}_ranks", apart, "loss", goal=1e-5))
     return Findings(
         f"requests of {_CANDIDATES} candidates, Zipf histories of up to {_LONGEST} items, three "
@@ -96,21 +93,13 @@ def run(size: Size) -> Findings:
     )
 
 
-@dataclass(frozen=True)
-class _OfRank:
-    """Losses of all steps, and the end of each step on the wall clock and in CPU seconds."""
-
-    losses: list[float]
-    ends: list[tuple[float, float]]
+#: Losses of all steps, and the end of each step on the wall clock and in CPU seconds.
+_OfRank = tuple[list[float], list[tuple[float, float]]]
 
 
 class _TimedTrainer(Trainer):
-    def train(self) -> None:
-        self.ends: list[tuple[float, float]] = []
-        super().train()
-
     def _after_step(self, *, is_best: bool = False) -> None:
-        self.ends.append((time.perf_counter(), time.process_time()))
+        vars(self).setdefault("ends", []).append((time.perf_counter(), time.process_time()))
         super()._after_step(is_best=is_best)
 
 
@@ -119,12 +108,12 @@ def _train(rank: int, world_size: int, job: Job) -> _OfRank:
     with Interrupts(rank, world_size) as interrupts:
         trainer = _TimedTrainer(rank, world_size, job, interrupts)
         trainer.train()
-        return _OfRank(trainer.losses, trainer.ends)
+        return trainer.losses, vars(trainer)["ends"]
 
 
 def _times(ranks: list[_OfRank]) -> NDArray[np.float64]:
     """Return the mean step time, and the mean CPU time of the busiest rank of each step."""
-    seconds = np.diff([each.ends for each in ranks], axis=1)[:, _WARM_UP:]
+    seconds = np.diff([ends for _, ends in ranks], axis=1)[:, _WARM_UP:]
     return np.array(seconds.max(axis=0).mean(axis=0))
 
 

@@ -116,14 +116,12 @@ def _step_peaks(
 
 def _bound(dim: int = 16) -> str:
     """Return the multiply-adds of target attention per row, and the share that must run per row."""
-    projected = _LAYERS * _LONG_HISTORY * dim * 2 * dim
     attended = _LAYERS * _LONG_HISTORY * 2 * dim
-    once = attended + projected / CANDIDATES
+    stock, once = attended * (1 + dim), attended * (1 + dim / CANDIDATES)
     return (
-        f"Bound: target attention needs {(projected + attended) / 1e3:.0f}k multiply-adds per row "
-        f"in stock TorchRec, and {once / 1e3:.0f}k with keys and values once per request, "
-        f"{(projected + attended) / once:.0f} times fewer. A row's ids and vectors of the history "
-        f"shrink {CANDIDATES} times."
+        f"Bound: target attention needs {stock / 1e3:.0f}k multiply-adds per row in stock "
+        f"TorchRec, and {once / 1e3:.0f}k with keys and values once per request, "
+        f"{stock / once:.0f} times fewer. Ids and vectors of a history shrink {CANDIDATES} times."
     )
 
 
@@ -134,10 +132,9 @@ def _dlrm_bound(spec: ModelSpec) -> str:
     layers = [2, *spec.bottom_mlp, dim], [dim + pairs, *spec.top_mlp, 1]
     stock = pairs * dim + sum(a * b for sizes in layers for a, b in pairwise(sizes))
     alone = stock - user_pairs * (dim + spec.top_mlp[0])
-    # A float32 embedding and its gradient.
-    sent = [8 * dim * ids for ids in (1 + _USER_IDS + HISTORY, 1)]
+    sent = 8 * dim  # a float32 embedding and its gradient
     return (
-        f"Bound of the DLRM, per row: stock needs {stock / 1e3:.1f}k multiply-adds and {sent[0]:,} "
-        f"bytes of embeddings and gradients. A candidate alone needs {alone / 1e3:.1f}k and "
-        f"{sent[1]:,}. MLPs of candidates take the same time on both sides."
+        f"Bound of the DLRM, per row: stock needs {stock / 1e3:.1f}k multiply-adds and "
+        f"{sent * (1 + _USER_IDS + HISTORY):,} bytes of embeddings and gradients. A candidate "
+        f"alone needs {alone / 1e3:.1f}k and {sent}."
     )

@@ -16,46 +16,37 @@ import pyarrow.parquet as pq
 
 CANDIDATES, HISTORY = 38, 100
 USERS, ITEMS, CATEGORIES = 5_000, 20_000, 50
-LISTS = ("user", "history", "history_category", "item", "category")
 
 
 def requests(first: int, count: int) -> pa.Table:
     """Generate ``count`` requests. Users mostly click items of the categories in their history."""
-    columns: dict[str, list[object]] = {
-        name: [] for name in ("session_id", "ts", "label", *LISTS, "price")
-    }
-    for request in range(first, first + count):
-        random = np.random.default_rng([7, request])
-        user = int(random.integers(USERS))
-        taste = np.random.default_rng(user).choice(CATEGORIES, 15, replace=False)
-        history = (random.integers(ITEMS // CATEGORIES, size=HISTORY) * CATEGORIES).astype(int)
-        history += random.choice(taste, HISTORY)
-        for candidate in range(CANDIDATES):
-            item = int(random.integers(ITEMS))
-            liked = item % CATEGORIES in taste
-            row = (
-                *(request, request * CANDIDATES + candidate),
-                int(random.random() < (0.6 if liked else 0.05)),
-                *([user], history.tolist(), (history % CATEGORIES).tolist()),
-                *([item], [item % CATEGORIES]),
-                float(random.random()),
-            )
-            for name, value in zip(columns, row, strict=True):
-                columns[name].append(value)
-    types = {name: pa.list_(pa.int64()) for name in LISTS} | {"price": pa.float32()}
-    return pa.table({name: pa.array(each, types.get(name)) for name, each in columns.items()})
+    draw = np.random.default_rng([7, first])
+    user = draw.integers(USERS, size=(count, 1))
+    # A user likes every third category.
+    category = (3 * draw.integers(CATEGORIES // 3, size=(count, HISTORY)) + user) % CATEGORIES
+    history = draw.integers(ITEMS // CATEGORIES, size=category.shape) * CATEGORIES + category
+    item = draw.integers(ITEMS, size=(count, CANDIDATES))
+    is_liked = (item - user) % CATEGORIES % 3 == 0
+    label = draw.random(item.shape) < np.where(is_liked, 0.6, 0.05)
+    lists = {"user": user, "history": history, "history_category": category}
+    columns = {name: each.repeat(CANDIDATES, axis=0) for name, each in lists.items()}
+    columns |= {"item": item.reshape(-1, 1), "category": item.reshape(-1, 1) % CATEGORIES}
+    number = np.arange(count * CANDIDATES) + first * CANDIDATES
+    table = pa.table({name: list(each) for name, each in columns.items()})
+    price = draw.random(item.size, dtype=np.float32)
+    values = {"session_id": number // CANDIDATES, "ts": number, "label": label.ravel().astype(int)}
+    for name, each in {**values, "price": price}.items():
+        table = table.append_column(name, pa.array(each))
+    return table
 
 
 def main(folder: Path, num_requests: int) -> None:
     """Write ``num_requests`` requests to ``train``, and a fifth as many to ``test``."""
-    for split, first, count in [
-        ("train", 0, num_requests),
-        ("test", num_requests, num_requests // 5),
-    ]:
+    splits = {"train": (0, num_requests), "test": (num_requests, num_requests // 5)}
+    for split, numbers in splits.items():
         (folder / split).mkdir(parents=True, exist_ok=True)
-        pq.write_table(
-            requests(first, count), folder / split / "requests.parquet", row_group_size=9_500
-        )
+        file = folder / split / "requests.parquet"
+        pq.write_table(requests(*numbers), file, row_group_size=9_500)
 
 
 if __name__ == "__main__":

@@ -200,52 +200,21 @@ class StoredRows:
         return self.counts
 
 
-class PlainBags(nn.Module):
-    """An exportable EmbeddingBagCollection. Its inputs are ``StoredRows``, keyed by feature."""
-
-    def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
-        super().__init__()
-        if bags.is_weighted():
-            raise RecdError(
-                "an EmbeddingBagCollection with is_weighted=True cannot be exported. Use a model "
-                "without per-id weights."
-            )
-        self.modes = [config.pooling for config in bags.embedding_bag_configs()]
-        self.outputs = list(_outputs(bags.embedding_bag_configs()))
-        self.lengths = [config.embedding_dim for config in bags.embedding_bag_configs()]
-        self.tables = nn.ModuleList(
-            _table(bags, config.name, bags.embedding_bags[config.name].weight, int8)
-            for config in bags.embedding_bag_configs()
-        )
-
-    def forward(self, features: Mapping[str, StoredRows]) -> KeyedTensor:
-        vectors = []
-        for table, feature, _ in self.outputs:
-            stored = features[feature]
-            looked_up = self.tables[table](stored.ids)
-            pooled = _sums(looked_up, stored.counts)
-            if self.modes[table] == PoolingType.MEAN:
-                pooled = pooled / stored.counts.clamp(min=1).unsqueeze(1)
-            vectors.append(pooled.index_select(0, stored.rows))
-        return KeyedTensor(
-            keys=[name for *_, name in self.outputs],
-            length_per_key=[self.lengths[table] for table, *_ in self.outputs],
-            values=torch.cat(vectors, dim=1),
-        )
-
-
 class PlainSequences(nn.Module):
     """An exportable EmbeddingCollection. Its inputs are ``StoredRows``, keyed by feature."""
 
-    def __init__(self, sequences: EmbeddingCollection, int8: bool) -> None:
+    def __init__(self, module: EmbeddingCollection | EmbeddingBagCollection, int8: bool) -> None:
         super().__init__()
-        self.outputs = list(_outputs(sequences.embedding_configs()))
+        is_bags = isinstance(module, EmbeddingBagCollection)
+        self.configs = module.embedding_bag_configs() if is_bags else module.embedding_configs()
+        weights: Any = module.embedding_bags if is_bags else module.embeddings
+        self.outputs = list(_outputs(self.configs))
         self.tables = nn.ModuleList(
-            _table(sequences, config.name, sequences.embeddings[config.name].weight, int8)
-            for config in sequences.embedding_configs()
+            _table(module, config.name, weights[config.name].weight, int8)
+            for config in self.configs
         )
 
-    def forward(self, features: Mapping[str, StoredRows]) -> dict[str, JaggedTensor]:
+    def forward(self, features: Mapping[str, StoredRows]) -> Any:
         return {
             name: JaggedTensor(
                 self.tables[table](features[feature].ids), lengths=features[feature].counts
@@ -254,15 +223,41 @@ class PlainSequences(nn.Module):
         }
 
 
+class PlainBags(PlainSequences):
+    """An exportable EmbeddingBagCollection. Its inputs are ``StoredRows``, keyed by feature."""
+
+    def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
+        if bags.is_weighted():
+            raise RecdError(
+                "an EmbeddingBagCollection with is_weighted=True cannot be exported. Use a model "
+                "without per-id weights."
+            )
+        super().__init__(bags, int8)
+
+    def forward(self, features: Mapping[str, StoredRows]) -> KeyedTensor:
+        vectors = []
+        for table, feature, _ in self.outputs:
+            stored = features[feature]
+            pooled = _sums(self.tables[table](stored.ids), stored.counts)
+            if self.configs[table].pooling == PoolingType.MEAN:
+                pooled = pooled / stored.counts.clamp(min=1).unsqueeze(1)
+            vectors.append(pooled.index_select(0, stored.rows))
+        return KeyedTensor(
+            keys=[name for *_, name in self.outputs],
+            length_per_key=[self.configs[table].embedding_dim for table, *_ in self.outputs],
+            values=torch.cat(vectors, dim=1),
+        )
+
+
 def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """Replace TorchRec's embedding modules by exportable modules, in place. Return the model."""
+    plain = {EmbeddingBagCollection: PlainBags, EmbeddingCollection: PlainSequences}
     for name, module in list(model.named_children()):
-        if isinstance(module, EmbeddingBagCollection):
-            setattr(model, name, PlainBags(module, int8))
-        elif isinstance(module, EmbeddingCollection):
-            setattr(model, name, PlainSequences(module, int8))
-        else:
+        kind = next((kind for kind in plain if isinstance(module, kind)), None)
+        if kind is None:
             with_plain_tables(module, int8=int8)
+        else:
+            setattr(model, name, plain[kind](module, int8))
     return model
 
 

@@ -56,15 +56,10 @@ def build(
     from recd_plugin_tables.histories.build import build_store
     from recd_plugin_tables.sources import SourceOptions, open_source
 
-    given = {
-        "format": format_name,
-        "header": header and [name.strip() for name in header.split(",")],
-        "separator": separator,
-    }
+    given = {"format": format_name, "header": header and _names(header), "separator": separator}
     options = SourceOptions.model_validate({name: each for name, each in given.items() if each})
     source = open_source(events, options)
-    names = tuple(name.strip() for name in items.split(",")) if items else ()
-    columns = event_columns(source, user, time, names, unit)
+    columns = event_columns(source, user, time, _names(items or ""), unit)
     cli_options.check_output(output, force, columns.user, columns.time, *columns.items)
     with progress_bars.row_progress(f"sorting {source.location}", source.num_rows) as advance:
         stored, left_out = build_store(source, output, columns, advance)
@@ -79,6 +74,10 @@ def build(
         "To read histories from it, add to dataset.options of tables.table:\n"
         f"  histories: {{clicks: {{store: {output}, last: 50}}}}"
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def event_columns(
@@ -103,19 +102,14 @@ def event_columns(
     roles: dict[str, tuple[Role, ...]] = dict.fromkeys(items, ("id",))
     guesses = guess(found, Wanted(session=user, time=time, implicit=True, roles=roles))
     chosen = {"user": guesses.the("session"), "time": guesses.the("time")}
-    for option, column in chosen.items():
+    if not items and guesses.item is not None:
+        items = (guesses.item.name,)
+    for option, column in {**chosen, "items": items or None}.items():
         if column is None:
             raise DataError(
                 f"{source.location}: no column was recognized as the {option} of an event. Name it "
                 f"with --{option} COLUMN."
             )
-    if not items:
-        if guesses.item is None:
-            raise DataError(
-                f"{source.location}: no column was recognized as the item of an event. Name it "
-                "with --items COLUMN."
-            )
-        items = (guesses.item.name,)
     of_user, of_time = (each.seen for each in chosen.values() if each is not None)
     is_number = of_time.largest is not None
     return EventColumns(

@@ -103,18 +103,18 @@ class EventStore:
             The first and end (exclusive) event index of each range, int64 ``[B]``. Both are 0 if
             the range is empty.
         """
-        starts, stops = np.zeros((2, len(users)), np.int64)
         keys, (known, offsets) = mixed(users), self._users
+        number = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        begins, stops = offsets[number], offsets[number + (known[number] == keys)]
         # A stored time t is before a row if t * step < time.
         before = -(-times // self.note.step)
-        number = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        groups = np.searchsorted(self._firsts, offsets[number], "right") - 1
+        groups = np.searchsorted(self._firsts, begins, "right") - 1
         for group in np.unique(groups).tolist():
-            rows = np.flatnonzero((groups == group) & (known[number] == keys))
-            found = offsets[number[rows]], offsets[number[rows] + 1], before[rows]
-            _find_windows(
-                self._times[group], self._firsts[group], rows, *found, last, starts, stops
-            )
+            rows, first = np.flatnonzero(groups == group), self._firsts[group]
+            found = begins[rows] - first, stops[rows] - first, before[rows]
+            stops[rows] = _first_not_before(self._times[group], *found) + first
+        starts = np.maximum(begins, stops - last)
+        starts[begins == stops] = stops[begins == stops] = 0
         return starts, stops
 
     def lists(
@@ -125,12 +125,11 @@ class EventStore:
         ends, rows, codes = np.unique(stops, return_index=True, return_inverse=True)
         begins = starts[rows]
         offsets = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int32)
-        ids = np.empty(offsets[-1], np.int64)
-        borders = np.searchsorted(self._firsts, begins, "right") - 1
-        for group in np.unique(borders).tolist():
-            chosen, first = np.flatnonzero(borders == group), self._firsts[group]
-            begin, end = begins[chosen] - first, ends[chosen] - first
-            _copy_ranges(self._items[item][group], begin, end, offsets[:-1][chosen], ids)
+        groups = np.searchsorted(self._firsts, begins, "right") - 1
+        ranges = zip(groups.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        items, firsts = self._items[item], self._firsts.tolist()
+        slices = [items[n][begin - firsts[n] : end - firsts[n]] for n, begin, end in ranges]
+        ids = np.concatenate([np.empty(0, np.int64), *slices])
         lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
         return pa.DictionaryArray.from_arrays(
             pa.array(codes.astype(np.int32)), list_dict.to_list_dict(lists)
@@ -215,43 +214,9 @@ class EventStore:
 
 
 @numba.njit(cache=True, nogil=True)
-def _find_windows(
-    times: Any,
-    first: Any,
-    rows: Any,
-    begins: Any,
-    ends: Any,
-    before: Any,
-    last: Any,
-    starts: Any,
-    stops: Any,
-) -> None:
-    """Find each row's last events before its time. The users of ``rows`` share a row group.
-
-    Args:
-        times: stored times of the row group.
-        first: index of its first event.
-        rows: indices of rows in ``starts`` and ``stops``.
-        begins, ends: range of the user's events, for each of ``rows``.
-        before: exclusive upper limit of the stored time, for each of ``rows``.
-        last: maximum number of events.
-        starts, stops: outputs, the first and end (exclusive) event index of each row.
-    """
-    for index in range(len(rows)):
-        low, high = begins[index], ends[index]
-        while low < high:
-            middle = (low + high) // 2
-            if times[middle - first] < before[index]:
-                low = middle + 1
-            else:
-                high = middle
-        if low > begins[index]:
-            starts[rows[index]], stops[rows[index]] = max(begins[index], low - last), low
-
-
-@numba.njit(cache=True, nogil=True)
-def _copy_ranges(items: Any, begins: Any, ends: Any, offsets: Any, ids: Any) -> None:
-    for index in range(len(begins)):
-        at = offsets[index] - begins[index]
-        for event in range(begins[index], ends[index]):
-            ids[at + event] = items[event]
+def _first_not_before(times: Any, begins: Any, ends: Any, before: Any) -> Any:
+    """Return the index of the first time in each sorted range that is not below ``before``."""
+    found = np.empty_like(begins)
+    for n in range(len(found)):
+        found[n] = begins[n] + np.searchsorted(times[begins[n] : ends[n]], before[n])
+    return found

@@ -28,8 +28,8 @@ class RequestModel(nn.Module, ABC):
     """A ranking model that runs ``user`` once per request and ``candidate`` on all rows.
 
     Results equal those of a model that computes all layers per row, up to floating-point rounding.
-    Dropout in ``user`` draws one mask per request row. Batch normalization in ``user`` weights each
-    request row by its number of batch rows.
+    Dropout in ``user`` draws one mask per request row. Batch normalization in ``user`` counts each
+    batch row in its statistics.
 
     Example::
 
@@ -83,7 +83,7 @@ class RequestModel(nn.Module, ABC):
     def scores(self, batch: Any) -> Tensor:
         """Return the logits of all rows, ``[B]`` or ``[B, T]`` for T tasks."""
         request, vectors = self.request_rows(batch), self.look_up(batch)
-        with self._weighted(request):
+        with self._normalizing(request):
             user = self.user(UserBatch(batch, vectors, request))
         return self.candidate(CandidateBatch(batch, vectors), UserSide(user, request))
 
@@ -93,10 +93,10 @@ class RequestModel(nn.Module, ABC):
         loss = self.loss(logits, batch)
         return loss, (loss.detach(), logits.detach(), batch.labels)
 
-    def _weighted(self, request: RequestRows | None) -> AbstractContextManager[Any]:
+    def _normalizing(self, request: RequestRows | None) -> AbstractContextManager[Any]:
         if not self._normalizes or not self.training or not isinstance(request, RequestRows):
             return nullcontext()
-        return _WeightedBatchNorm(request)
+        return _BatchNormPerRow(request)
 
     @cached_property
     def _normalizes(self) -> bool:
@@ -109,14 +109,14 @@ class CandidateBatch:
     ``vectors`` is the output of ``look_up``. Other attributes are read from the batch.
     """
 
-    def __init__(self, batch: Any, vectors: Vectors) -> None:
+    def __init__(self, batch: Any, vectors: Vectors | UserVectors) -> None:
         self._batch, self.vectors = batch, vectors
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
 
-class UserBatch:
+class UserBatch(CandidateBatch):
     """A batch for ``RequestModel.user``.
 
     ``vectors`` has the embeddings of user features by name, ``[U, D]``. Other attributes are read
@@ -124,11 +124,8 @@ class UserBatch:
     """
 
     def __init__(self, batch: Any, vectors: Vectors, request: RequestRows | None) -> None:
-        self._batch, self.request = batch, request
-        self.vectors = UserVectors(vectors, request)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batch, name)
+        super().__init__(batch, UserVectors(vectors, request))
+        self.request = request
 
     def select(self, rows: Tensor) -> Tensor:
         """Return one row per request of a tensor ``[B, ...]``, as ``[U, ...]``.
@@ -232,46 +229,18 @@ torch.fx.wrap("_select")
 torch.fx.wrap("_select_feature")
 
 
-class _WeightedBatchNorm(TorchFunctionMode):
-    """Weights each request row by its batch rows in the statistics of batch normalization."""
+class _BatchNormPerRow(TorchFunctionMode):
+    """Runs batch normalization on all batch rows, so that its statistics count each row."""
 
     def __init__(self, request: RequestRows) -> None:
         super().__init__()
-        ends = F.pad(request.first_rows[1:], (0, 1), value=request.inverse.shape[0])
-        self._counts = ends - request.first_rows
-        self._num_rows = request.inverse.shape[0]
+        self._request = request
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.batch_norm and kwargs["training"]:
-            return self._batch_norm(*args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _batch_norm(
-        self,
-        rows: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        training: bool,  # noqa: ARG002
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        others = [dim for dim in range(rows.dim()) if dim != 1]
-        shape = [-1 if dim == 1 else 1 for dim in range(rows.dim())]
-        num_values = self._num_rows * rows[:1, 0].numel()
-        share = (self._counts.to(rows.dtype) / num_values).view(-1, *[1] * (rows.dim() - 1))
-        mean = (rows * share).sum(others)
-        centered = rows - mean.view(shape)
-        var = (centered.square() * share).sum(others)
-        if running_mean is not None and running_var is not None:
-            unbiased = var.detach() * num_values / max(1, num_values - 1)
-            running_mean.lerp_(mean.detach(), momentum)
-            running_var.lerp_(unbiased, momentum)
-        normal = centered * torch.rsqrt(var + eps).view(shape)
-        if weight is not None:
-            normal = normal * weight.view(shape)
-        return normal if bias is None else normal + bias.view(shape)
+        if func is not F.batch_norm or not kwargs["training"]:
+            return func(*args, **kwargs)
+        rows, *others = args
+        return self._request.select(func(self._request.expand(rows), *others, **kwargs))
