@@ -19,6 +19,7 @@ SLOW = (
     "distributed/test_launch.py::test_torchrun",
     "recd_plugin_recd/tests/logs/test_kafka.py",
     "recd_plugin_runs/tests/test_exported_*.py",
+    "recd_plugin_streaming/tests/test_files.py::test_keys",
     "test_forked.py",
     "docs/test_call_order.py",
     "docs/test_pages.py::test_the_code_runs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -91,5 +92,6 @@ def parse_arrow(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
             raise ValueError(f"the message is not an Arrow IPC stream ({error})") from error
         if batch.num_rows != 1:
             raise ValueError(f"the message has {batch.num_rows} rows, expected 1")
-        batches.append(columns.cast(batch))
-    return pa.concat_batches(batches)
+        batches.append(batch.replace_schema_metadata(None))
+    alike = groupby(batches, key=lambda batch: batch.schema)
+    return pa.concat_batches([columns.cast(pa.concat_batches(list(each))) for _, each in alike])

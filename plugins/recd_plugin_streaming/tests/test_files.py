@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.commands import recd, refusal
 
 from recd_plugin_streaming.files import Files
 from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
@@ -120,3 +121,26 @@ def test_what_is_refused(tmp_path):
     write(tmp_path, "a.parquet", [{"id": 1}])
     with pytest.raises(DataError, match="there is no column 'session'"):
         read(reader(dataset(tmp_path)))
+
+
+REGISTRY = """version: 1
+dataset:
+  use: streaming.files
+  options: {{path: {folder}, columns: {{id: id, session: key, click: label}}}}
+converter: {{use: recd.kjt}}
+model: {{embedding_dim: 8, num_embeddings: 100}}
+training: {{batch_size: 8, device: cpu}}
+"""
+
+
+def test_keys_that_a_stream_does_not_support(tmp_path):
+    write(tmp_path, "a.parquet", clicks(20))
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(REGISTRY.format(folder=tmp_path))
+    assert "a stream; size of the tables" in recd("run", registry, "--dry-run")
+    said = refusal("run", registry, "training.workers=2", "training.epochs=3", code=1)
+    for key in ("training.workers=2", "training.epochs=3"):
+        assert f"{key}: dataset 'streaming.files' is a stream, which does not" in said
+    vocabulary = "preprocessing: [{use: tables.vocabulary, features: [id], options: {rows: 100}}]"
+    registry.write_text(f"{registry.read_text()}{vocabulary}\n")
+    assert "cannot all be read before training" in refusal("run", registry, code=1)

@@ -8,6 +8,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,13 +17,14 @@ import pytest
 from tests import forked
 from tests.forked import RECD
 
+from recd_plugin_streaming.kafka import Kafka
 from recd_plugin_streaming.tests.cluster import Cluster
-from recd_plugin_streaming.tests.streams import clicks
+from recd_plugin_streaming.tests.streams import COLUMNS, clicks, reader
 from recd_plugins.api import table_weights
 
 KILLS = int(os.environ.get("RECD_KILLS", "2"))
 BATCH = 16
-STEPS = 60
+STEPS = 40 + 8 * KILLS
 
 # Each lookup adds exactly 1 to the row of its message, on any number of ranks.
 COUNTER = """
@@ -119,27 +122,29 @@ def test_a_killed_run_trains_each_message_once(tmp_path: Path, ranks: int) -> No
     messages = clicks(STEPS * BATCH * ranks)
     command = [RECD, "--plugins-dir", tmp_path / "plugins", "run", path, "--resume"]
     checkpoints = tmp_path / "checkpoints"
-    steps = sorted(draw.randrange(STEPS) for _ in range(KILLS))  # after which to kill the run
-    program, written, kill_at = None, 0, math.inf
+    program, written, kills, kill_at, before = None, 0, 0, math.inf, 0
     deadline = time.monotonic() + 20 + 10 * KILLS
-    while True:
-        assert program is None or time.monotonic() < deadline, program.output()[1]
-        program = program or forked.Program(command)
-        for message in messages[written : written + BATCH]:
-            cluster.write("clicks", [message], message["id"] % 4)
-        written += BATCH
-        time.sleep(0.02)
-        if (code := program.poll()) is not None:
-            assert code == 0, program.output()[1]
-            break
-        done = max((int(each.name[5:]) for each in checkpoints.glob("step-*")), default=0)
-        if steps and done >= steps[0] and kill_at == math.inf:
-            kill_at = time.monotonic() + draw.uniform(0, 0.2)
-        if time.monotonic() > kill_at:
+    try:
+        while True:
+            assert program is None or time.monotonic() < deadline, program.output()[1]
+            program = program or forked.Program(command)
+            for message in messages[written : written + BATCH]:
+                cluster.write("clicks", [message], message["id"] % 4)
+            written += BATCH
+            time.sleep(0.02)
+            if (code := program.poll()) is not None:
+                assert code == 0, program.output()[1]
+                break
+            done = max((int(each.name[5:]) for each in checkpoints.glob("step-*")), default=0)
+            if done > before and kills < KILLS and kill_at == math.inf:  # it makes progress
+                kill_at = time.monotonic() + draw.uniform(0, 0.2)
+            if time.monotonic() > kill_at:
+                program.kill_all()
+                program, kill_at, kills, before = None, math.inf, kills + 1, done
+    finally:
+        if program is not None:
             program.kill_all()
-            program, kill_at = None, math.inf
-            steps.pop(0)
-    assert not steps
+    assert kills == KILLS
     counts = table_weights(max(checkpoints.glob("step-*")), "count")
     assert counts.unique().tolist() == [1.0]
     assert len(losses(tmp_path)) == STEPS
@@ -164,3 +169,54 @@ def test_a_signal_ends_the_wait_for_messages(tmp_path: Path) -> None:
     )
     assert [(step, rows) for step, rows, _ in windows] == [("2", "64"), ("4", "64")]
     assert all("log loss 0.69315" in figures for *_, figures in windows)
+
+
+OWNER = """
+import sys
+from recd_plugin_streaming.kafka import Kafka
+from recd_plugin_streaming.tests.cluster import Cluster
+from recd_plugin_streaming.tests.streams import COLUMNS, clicks, reader
+
+cluster = Cluster()
+print(cluster.servers, flush=True)
+for line in sys.stdin:
+    cluster.write("clicks", clicks(8, int(line)))
+    print("written", flush=True)
+"""
+
+
+def test_servers_go_away_and_come_back(capfd: pytest.CaptureFixture[str]) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    )
+    assert owner.stdin
+    assert owner.stdout
+    try:
+        config = {"socket.timeout.ms": "500", "api.version.request.timeout.ms": "500"}
+        options = {
+            "servers": owner.stdout.readline().decode().strip(),
+            "topic": "clicks",
+            "columns": COLUMNS,
+            "config": config,
+        }
+        owner.stdin.write(b"0\n")
+        owner.stdin.flush()
+        owner.stdout.readline()
+        stream = Kafka(Kafka.Options.model_validate(options))
+        made = reader(stream)
+        assert next(iter(made)).data.column("id").to_pylist() == list(range(8))
+        owner.send_signal(signal.SIGSTOP)
+        said = ""
+        while "no server answers" not in said:
+            assert made.poll(0.1) is False
+            said += capfd.readouterr().err
+        owner.send_signal(signal.SIGCONT)
+        owner.stdin.write(b"8\n")
+        owner.stdin.flush()
+        assert next(iter(made)).data.column("id").to_pylist() == list(range(8, 16))
+        made.close()
+        assert capfd.readouterr().err.count("the servers answer again") == 1
+    finally:
+        owner.kill()
+        owner.wait()

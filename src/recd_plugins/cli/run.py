@@ -429,7 +429,7 @@ def run(
         if waited and verbose:
             shown.append(stall_table(waited))
         for name, stalls in waited.items():
-            if advice := stalls.advice():
+            if (advice := stalls.advice()) and not trainer.registry.dataset.is_stream:
                 shown.append(f"{name}: {advice}" if name else advice)
         shown += [
             f"{name}: {each.validation}" if name else str(each.validation)

@@ -176,7 +176,11 @@ def check_dataset(config: RunConfig) -> None:
             ("training", "epochs"): config.training.epochs > 1,
         }
         problems += [
-            config.problem(key, f"dataset {config.dataset.name!r} is a stream. Remove this key.")
+            config.problem(
+                key,
+                f"dataset {config.dataset.name!r} is a stream, which does not support this key. "
+                "Remove the key.",
+            )
             for key, used in asked.items()
             if used
         ]

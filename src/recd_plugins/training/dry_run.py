@@ -60,10 +60,14 @@ def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichT
         "layer_bytes": num_bytes - of_tables,
     }
     rows = ", ".join(f"{count:,} rows of {split}" for split, count in found["rows"].items())
+    read = f"{rows}; {found['steps']:,} steps"
+    if registry.dataset.is_stream:
+        found["rows"], found["steps"] = {}, training.steps
+        read = "a stream" if training.steps is None else f"a stream; {training.steps:,} steps"
     table = text_table(
         "data columns and their use",
         Column._fields,
-        caption=f"{rows}; {found['steps']:,} steps; size of the tables {bytes_text(of_tables)}, "
+        caption=f"{read}; size of the tables {bytes_text(of_tables)}, "
         f"of the dense layers {bytes_text(num_bytes - of_tables)}",
     )
     alike: dict[tuple[str, str], list[str]] = {}
