@@ -10,9 +10,9 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import RunReport
+    from recd_plugins.api import Plugin, RunReport
 
-REQUIRES_API = 4
+REQUIRES_API = 6
 
 
 @hookimpl
@@ -23,6 +23,13 @@ def register_commands(cli: click.Group) -> None:
     for name in ("evaluate", "predict", "export", "embeddings", "report"):
         cli.add_command(getattr(commands, name))
     cli.add_command(runs_command)
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    from recd_plugin_runs.publish import Publish
+
+    return [Publish]
 
 
 @hookimpl

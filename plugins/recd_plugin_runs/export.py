@@ -326,9 +326,14 @@ PARTS = {
 _ROWS_COMPARED = 4096
 
 
-def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) -> ServingModel:
-    """Build the ``ServingModel`` of a checkpoint."""
-    model = trained_models.unchecked_model(registry, checkpoint)
+def serving_model(
+    registry: RunConfig, checkpoint: Path | None, *, int8: bool = False
+) -> ServingModel:
+    """Build the ``ServingModel`` of a checkpoint; without one, that of a run without weights."""
+    if checkpoint is None:
+        model = trained_models.empty_model(registry)
+    else:
+        model = trained_models.unchecked_model(registry, checkpoint)
     schema = registry.dataset.schema()
     steps = transforms.fitted_steps(registry, schema)
     return ServingModel(with_plain_tables(model, int8=int8), schema, steps).eval()
@@ -393,13 +398,8 @@ class ScoreError:
     largest: float
 
 
-def export_to(
-    registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
-) -> ScoreError | None:
-    """Export a checkpoint to a folder. With ``int8``, also export 8-bit tables and their error."""
-    for name in (INT8_PROGRAM, *chain(*PARTS.values())):
-        (folder / name).unlink(missing_ok=True)  # from a previous export
-    model = serving_model(registry, checkpoint)
+def export_model(registry: RunConfig, model: ServingModel, folder: Path) -> Collection[str]:
+    """Write the programs of a model and the files for its inputs. Return the user features."""
     features = encodings(model.schema, registry.dataset)
     user = user_features(registry, features)
     if not _write_programs(model, user, folder, PROGRAM):
@@ -409,6 +409,17 @@ def export_to(
     file_utils.write_json(folder / SAMPLE, sample_request(registry, described["features"]))
     encode = Path(__file__).with_name(ENCODE).read_text(encoding="utf-8")
     file_utils.write_text(folder / ENCODE, encode)
+    return user
+
+
+def export_to(
+    registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
+) -> ScoreError | None:
+    """Export a checkpoint to a folder. With ``int8``, also export 8-bit tables and their error."""
+    for name in (INT8_PROGRAM, *chain(*PARTS.values())):
+        (folder / name).unlink(missing_ok=True)  # from a previous export
+    model = serving_model(registry, checkpoint)
+    user = export_model(registry, model, folder)
     if not int8:
         return None
     quantized = serving_model(registry, checkpoint, int8=True)

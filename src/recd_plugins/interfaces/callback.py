@@ -40,6 +40,7 @@ class RunStart:
         model: the ``DistributedModelParallel``, whose attribute ``plan`` is the sharding plan.
             Callbacks must not change it.
         optimizer: optimizer of all parameters.
+        config: the ``RunConfig``, with fitted plugins.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class RunStart:
     settings: tuple[str, ...] = ()
     model: nn.Module | None = None
     optimizer: Optimizer | None = None
+    config: Any = None
 
 
 @dataclass(frozen=True)

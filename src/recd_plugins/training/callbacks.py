@@ -90,6 +90,7 @@ class Callbacks:
     #: Overrides of the registry file, and its text.
     settings: Sequence[str] = ()
     text: str = ""
+    config: RunConfig | None = None
     _in_flight: deque[ModelInput] = field(default_factory=deque, init=False)
 
     def start(
@@ -115,6 +116,7 @@ class Callbacks:
                 settings=tuple(self.settings),
                 model=model,
                 optimizer=optimizer,
+                config=self.config,
             )
             self._call(each, "on_start", start)
             # One that is alone now may have been one of several.

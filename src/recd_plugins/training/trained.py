@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +22,10 @@ from recd_plugins.data.preprocess import fitted_steps
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.interfaces import Dataset, FeatureSchema
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.build import build_model
+from recd_plugins.model.deferred_tables import collections_made_by
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.choosing import prepare
 from recd_plugins.planning.prepared import Prepared, rewritten
@@ -191,12 +193,16 @@ def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
 
 def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
     """Return an unsharded trained model that does not validate its input, for tracing."""
-    whole = _as_fitted(registry, checkpoint)
+    model = _unsharded(_as_fitted(registry, checkpoint))
+    _fill(model, registry, checkpoint)
+    return model
+
+
+def _unsharded(whole: RunConfig) -> nn.Module:
     model = build_model(whole, whole.dataset.schema())
     if whole.sharding:
         model = rewritten(whole, model)
     put_poolings(whole, model)
-    _fill(model, registry, checkpoint)
     return model
 
 
@@ -214,6 +220,29 @@ def ids_of_rows(registry: RunConfig, checkpoint: Path, table: str) -> Tensor | N
     return None
 
 
+def empty_model(registry: RunConfig) -> nn.Module:
+    """Return the unsharded model of a run with fitted preprocessing, for tracing.
+
+    Its tables need no memory. All their elements are one zero.
+    """
+    with collections_made_by(_on_meta):
+        model = _unsharded(_whole(registry))
+    for each in embedding_modules(model):
+        for module in each.shardable.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+                setattr(module, name, nn.Parameter(zeros, requires_grad=False))
+    return model
+
+
+def _on_meta(
+    _: type[nn.Module], init: Callable[..., None], module: nn.Module, *args: Any, **options: Any
+) -> None:
+    bound = inspect.signature(init).bind(module, *args, **options)
+    bound.arguments["device"] = torch.device("meta")
+    init(*bound.args, **bound.kwargs)
+
+
 def say_other_data(checkpoint: Path) -> None:
     """Print that the dataset is not the training data of a checkpoint."""
     click.echo(
@@ -227,6 +256,11 @@ def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
     check_whole(checkpoint)
     load_fitted(registry, checkpoint)
     fitted_steps(registry, registry.dataset.schema())
+    return _whole(registry)
+
+
+def _whole(registry: RunConfig) -> RunConfig:
+    """Return the run config without sharding, except for plugins that map ids."""
     # Nothing is sharded here, so the topology does not matter.
     whole = registry.with_training({"topology": MACHINE})
     mapping = tuple(each for each in whole.sharding if each.plugin.maps_ids)

@@ -512,6 +512,7 @@ class Trainer:
             step_samples=self.step_samples,
             settings=settings,
             text=self.registry.text or "",
+            config=self.registry,
         )
 
     def _make_checkpoints(self) -> Checkpoints | None:
