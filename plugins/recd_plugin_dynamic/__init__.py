@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.api import Sharding, hookimpl
+from recd_plugins.api import Plugin, hookimpl
 
 REQUIRES_API = 6
 
 
 @hookimpl
-def register_shardings() -> Sequence[type[Sharding]]:
+def register_plugins() -> Sequence[type[Plugin]]:
+    from recd_plugin_dynamic.eviction_log import EvictionLog
     from recd_plugin_dynamic.sharding import DynamicSharding
 
-    return [DynamicSharding]
+    return [DynamicSharding, EvictionLog]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder
 
     from recd_plugin_dynamic.index.policies import EvictionPolicy
+    from recd_plugin_dynamic.strategy import DynamicStrategy
     from recd_plugin_dynamic.table import DynamicTable
 
 
@@ -90,6 +91,11 @@ class DynamicSharding(Sharding):
         from recd_plugin_dynamic.runtime.collection import with_dynamic_tables
 
         return with_dynamic_tables(model, {each.name: self._layout(each) for each in tables})
+
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> DynamicStrategy:
+        from recd_plugin_dynamic.strategy import DynamicStrategy
+
+        return DynamicStrategy({each.name: self._layout(each) for each in tables}, context)
 
     def ids_of_rows(self, table: str, read: Callable[[str], Tensor]) -> Tensor:
         return read(f".row_state.{table}.ids")

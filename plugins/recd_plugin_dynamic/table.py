@@ -29,6 +29,11 @@ class DynamicTable:
     policy: EvictionPolicy
     min_count: int = 1
 
+    @property
+    def capacity(self) -> int:
+        """Number of ids that fit into the table."""
+        return self.num_buckets * (self.rows_per_bucket - 1)
+
     def index(self, first_bucket: int, last_bucket: int) -> IdIndex:
         """Return an empty index of the buckets ``first_bucket`` to ``last_bucket - 1``."""
         from recd_plugin_dynamic.index.bucket_index import IdIndex

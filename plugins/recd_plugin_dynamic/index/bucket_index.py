@@ -105,6 +105,12 @@ class IdIndex:
         """Return the number of ids that have a row."""
         return int(self._used.sum())
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the index and its candidates."""
+        slots = 0 if self._candidates is None else self._candidates._slots.nbytes
+        return slots + self._slots.nbytes + sum(each.nbytes for each in self.state().values())
+
     def find(self, ids: Ids) -> Ids:
         """Return the row of each id, or -1 for unknown ids, int64 ``[n]``. Changes nothing."""
         return self._to_table(self._find(ids)[0])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recd_plugin_dynamic.index.mix import bucket_width, mix, unmix
@@ -66,10 +68,17 @@ class RankIndex:
         self.loaded = False
         #: Called with the rows of the table that were reset, int64 ``[n]``.
         self.changed: Callable[[Tensor], None] = lambda _: None
+        #: Called with evicted ids, int64 ``[n]``, and the number of the step.
+        self.on_eviction: Callable[[NDArray[np.int64], int], None] = lambda *_: None
+        self._inserted = self._evicted = self._not_admitted = 0
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of the index, in the order of buckets. They share its memory."""
         return self._state
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return the number of ids, and how many were inserted, evicted and not admitted."""
+        return len(self._index), self._inserted, self._evicted, self._not_admitted
 
     def rows(self, ids: Tensor, shard: Shard, *, training: bool) -> Tensor:
         """Return the row of this rank's shard for each id, int64 ``[n]``.
@@ -92,10 +101,14 @@ class RankIndex:
             step = int(self._steps[0])
             assigned = self._index.find_or_insert(distinct, None, step)
             found = assigned.rows
+            self._inserted += len(assigned.new)
+            self._evicted += len(assigned.evicted_ids)
+            self._not_admitted += int((found < 0).sum())
             if len(assigned.evicted_rows):
                 evicted = torch.from_numpy(assigned.evicted_rows)
                 shard.reset(evicted - shard.first_row, step)
                 self.changed(evicted)
+                self.on_eviction(assigned.evicted_ids, step)
         else:
             found = self._index.find(distinct)
         rows = torch.from_numpy(found).sub_(shard.first_row).clamp_(min=0)

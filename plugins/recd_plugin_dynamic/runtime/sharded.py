@@ -194,6 +194,13 @@ class _ShardedDynamic:
         return _with_values(received, torch.cat(values))
 
 
+def rank_indices(model: nn.Module) -> Iterator[tuple[str, RankIndex]]:
+    """Yield the name and this rank's index of each dynamic table."""
+    for module in model.modules():
+        if isinstance(module, _ShardedDynamic):
+            yield from vars(module)["_rank_indices"].items()
+
+
 @contextmanager
 def _about(table: str) -> Iterator[None]:
     """Add the name of a table to errors of its index."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +42,22 @@ def test_a_table_of_strings_becomes_a_model(
     assert "features: [country], options: {rows: " in text
     assert "features: [user]" not in text
     recd("validate", "my.yaml")
-    recd("run", "my.yaml")
-    recd("evaluate", "my.yaml")
-    recd("predict", "my.yaml", "clicks.parquet", "-o", "scores.parquet")
-    recd("embeddings", "my.yaml", "item", "-o", "items.parquet")
+    small = ["model.tables.t_item.num_embeddings=512", "training.checkpoint.every=100"]
+    logged = "callbacks=[{use: dynamic.eviction_log, options: {folder: evicted}}]"
+    shown = recd("run", "my.yaml", *small, logged, "--json", "run.json")
+    assert "dynamic tables" in shown
+    report = json.loads(Path("run.json").read_text())["dynamic_tables"]["t_item"]
+    evicted = [pq.read_table(each) for each in sorted(Path("evicted").iterdir())]
+    assert len(evicted) == 2  # one file per checkpoint
+    ids = pa.concat_tables(evicted)
+    assert set(ids["table"].to_pylist()) == {"t_item"}
+    assert len(ids) == report["evicted"] == report["inserted"] - report["ids"] > 0
+    recd("evaluate", "my.yaml", *small)
+    recd("predict", "my.yaml", "clicks.parquet", "-o", "scores.parquet", *small)
+    recd("embeddings", "my.yaml", "item", "-o", "items.parquet", *small)
     items = pq.read_table("items.parquet")
     trained = pq.read_table("clicks.parquet")["item"].slice(0, ROWS * 8 // 10).to_pylist()
-    assert sorted(items["value"].to_pylist()) == sorted(set(trained))
+    assert len(items) == report["ids"] <= report["capacity"] == 448
+    assert set(items["value"].to_pylist()) <= set(trained)
+    said = refusal("run", "my.yaml", "--compare", *small)
+    assert "a sharding plugin for raw ids, which --compare and recd profile do not use" in said

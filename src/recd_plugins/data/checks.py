@@ -41,9 +41,10 @@ def check_ids(
             made = f" after {made_by[key]}" if key in made_by else ""
             raise DataError(
                 f"{place(rows, key, row_of(at))}: the id is {values[at]}{made}, but the table of "
-                f"this feature has rows 0 to {limit - 1}. Raise num_embeddings, or preprocess the "
-                "ids with a hash or a vocabulary. Ids in this batch range from "
-                f"{int(values.min())} to {int(values.max())}."
+                f"this feature has rows 0 to {limit - 1}. Raise num_embeddings, or map the ids "
+                "with a hash, a vocabulary or a sharding plugin for raw ids, which --compare and "
+                f"recd profile do not use. Ids in this batch range from {int(values.min())} to "
+                f"{int(values.max())}."
             )
 
 

@@ -1,0 +1,100 @@
+"""Memory and run report of dynamic tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from recd_plugins.api import PlanContext, Section, TableStrategy, TrainedRun, text_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from torch import nn
+
+    from recd_plugin_dynamic.table import DynamicTable
+
+
+class DynamicStrategy(TableStrategy):
+    """Table strategy of dynamic tables, keyed by name."""
+
+    follows_optimizers = True
+
+    def __init__(self, tables: Mapping[str, DynamicTable], context: PlanContext) -> None:
+        self.tables, self._context = tables, context
+
+    def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:  # noqa: ARG002
+        """Return the bytes of the indices of ids. They are in host memory."""
+        if self._context.device_type != "cpu":
+            return {}
+        ranks = self._context.world_size
+        return {
+            "indices of ids": sum(
+                table.index(0, 1).num_bytes * table.num_buckets // ranks
+                for table in self.tables.values()
+            )
+        }
+
+    @classmethod
+    def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> dict[str, Any]:  # noqa: ARG003
+        from recd_plugin_dynamic.runtime.sharded import rank_indices
+
+        return {name: index.counts() for name, index in rank_indices(model)}
+
+    @classmethod
+    def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
+        tables = {name: table for part in parts for name, table in part.tables.items()}
+        counts = {
+            name: map(sum, zip(*(rank[name] for rank in run.observed), strict=True))
+            for name in tables
+        }
+        reports = {name: TableReport(tables[name].capacity, *counts[name]) for name in tables}
+        return [DynamicTablesReport(reports)]
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """Numbers of ids of a dynamic table, summed over ranks.
+
+    Attributes:
+        capacity: number of ids that fit into the table.
+        ids: number of ids that have a row at the end of the run.
+        inserted: number of times that an id got a row.
+        evicted: number of times that an id lost its row.
+        not_admitted: distinct ids of a batch that have no row, summed over the steps of the run.
+    """
+
+    capacity: int
+    ids: int
+    inserted: int
+    evicted: int
+    not_admitted: int
+
+
+@dataclass(frozen=True)
+class DynamicTablesReport(Section):
+    """Report section about the ids of dynamic tables."""
+
+    name: ClassVar[str] = "dynamic_tables"
+
+    tables: Mapping[str, TableReport]
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: asdict(table) for name, table in self.tables.items()}
+
+    def shown(self, run: str) -> Sequence[RenderableType]:
+        title = "dynamic tables"
+        cells = [
+            [name, f"{each.capacity:,}", f"{each.ids:,} ({each.ids / each.capacity:.0%})"]
+            + [f"{count:,}" for count in (each.inserted, each.evicted, each.not_admitted)]
+            for name, each in self.tables.items()
+        ]
+        return [
+            text_table(
+                f"{run}, {title}" if run else title,
+                ["table"],
+                ["capacity", "ids", "inserted", "evicted", "not admitted"],
+                cells,
+                caption="not admitted: ids of a batch that got no row, summed over steps",
+            )
+        ]
