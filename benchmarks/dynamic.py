@@ -1,4 +1,4 @@
-"""Speed of dynamic tables: lookups of raw ids, compared to pandas and numpy.
+"""Speed of dynamic tables: lookups of raw ids compared to pandas and numpy, and training steps.
 
 One thread looks up distinct random ids that all have a row. Times are CPU seconds.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from benchmarks._dynamic_step import step_over_fixed
 from benchmarks._measure import Findings, Size, higher, in_turn, ratios
 from recd_plugin_dynamic.index.bucket_index import IdIndex
 from recd_plugin_dynamic.index.policies import LeastRecentlyUsed
@@ -36,7 +37,7 @@ def run(size: Size) -> Findings:
     seconds, in_pandas = zip(*against_pandas, strict=True)
     beside_numpy, in_numpy = zip(*against_numpy, strict=True)
     rates = [batch / each / 1e6 for each in seconds]
-    return Findings(
+    found = Findings(
         f"{entries:,} ids with policy lru, {len(batches)} batches of {batch:,} distinct known ids",
         [
             higher("find_or_insert_million_per_second", rates, "million ids/s", goal=20),
@@ -44,3 +45,5 @@ def run(size: Size) -> Findings:
             higher("find_or_insert_over_searchsorted", ratios(in_numpy, beside_numpy), goal=3),
         ],
     )
+    found.add(step_over_fixed(size))
+    return found
