@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -53,7 +54,7 @@ def _parse(
         return [(parse(values, columns), places)]
     except ValueError as error:  # also the base class of ArrowInvalid
         if len(values) == 1:
-            bad[int(places[0])] = str(error)
+            bad[int(places[0])] = re.sub(r" in row \d+$", "", str(error))
             return []
     half = len(values) // 2
     halves = (values[:half], places[:half]), (values[half:], places[half:])

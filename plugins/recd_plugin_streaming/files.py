@@ -15,7 +15,7 @@ from recd_plugin_streaming.columns import Columns
 from recd_plugin_streaming.options import Stream, StreamOptions, say
 from recd_plugin_streaming.ranges import Left, Positions, Ranges, cut, joined, size
 from recd_plugin_streaming.source import Chunk, Source
-from recd_plugins.api import DataError, Rows, Storage, object_stores, parquet, readers, row_tables
+from recd_plugins.api import DataError, Rows, Storage, object_stores, parquet, readers
 
 # Seconds between two looks of a waiting reader whether it is to end.
 _TICK = 0.2
@@ -54,18 +54,6 @@ class Files(Stream):
 
     def prepare(self) -> None:
         self._folder().list()
-
-    def sample(self, batch_size: int) -> Iterator[Rows]:
-        waits = found = False
-        while not found:
-            for rows in row_tables.rebatch(self._existing(), batch_size):
-                found = True
-                yield rows
-            if not found:
-                if not waits:
-                    say(f"{self.options.path}: waiting for the first {batch_size} rows")
-                waits = True
-                time.sleep(_TICK)
 
     def _existing(self) -> Iterator[Rows]:
         folder = self._folder()

@@ -16,7 +16,7 @@ from recd_plugin_streaming.decode import Parse, decode, parse_arrow, parse_json
 from recd_plugin_streaming.options import Stream, StreamOptions, say
 from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, joined, size
 from recd_plugin_streaming.source import Chunk, Source
-from recd_plugins.api import DataError, Origin, Rows, imports, row_tables
+from recd_plugins.api import DataError, Origin, Rows, imports
 
 _SECONDS = 30.0
 # The client is asked this often whether the servers answer again.
@@ -81,20 +81,8 @@ class Kafka(Stream):
         topic.partitions()
         topic.close()
 
-    def sample(self, batch_size: int) -> Iterator[Rows]:
-        """Yield the messages that exist now, partition after partition."""
-        waits = found = False
-        while not found:
-            for rows in row_tables.rebatch(self._existing(), batch_size):
-                found = True
-                yield rows
-            if not found:
-                if not waits:
-                    say(f"{self.options.topic}: waiting for the first {batch_size} messages")
-                waits = True
-                time.sleep(0.5)
-
     def _existing(self) -> Iterator[Rows]:
+        """Yield the messages that exist now, partition after partition."""
         options = self.options.model_copy(update={"start": "earliest", "end": "latest"})
         topic = Topic(options)
         partitions = topic.partitions()

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import sys
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from recd_plugin_streaming.columns import Columns, Role
 from recd_plugin_streaming.reader import WindowReader
+from recd_plugin_streaming.scored import ScoredTable
 from recd_plugin_streaming.source import Source
 from recd_plugin_streaming.windows import Grouping
-from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginOptions, Reader, Split
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    FeatureSchema,
+    PluginOptions,
+    Reader,
+    Rows,
+    Split,
+    row_tables,
+)
 
 
 class StreamOptions(PluginOptions):
@@ -78,8 +91,28 @@ class Stream(Dataset):
             world_size=world_size,
         )
 
+    def sample(self, batch_size: int) -> Iterator[Rows]:
+        waits = found = False
+        while not found:
+            for rows in row_tables.rebatch(self._existing(), batch_size):
+                found = True
+                yield rows
+            if not found:
+                if not waits:
+                    say(f"{self.name}: waiting for the first {batch_size} rows")
+                waits = True
+                time.sleep(0.5)
+
+    def to_score(self, location: str) -> Dataset:
+        return ScoredTable(self._columns, location)
+
+    @abstractmethod
     def _source(self, rank: int, world_size: int) -> Source:
-        raise NotImplementedError
+        """Return a rank's share of the stream."""
+
+    @abstractmethod
+    def _existing(self) -> Iterator[Rows]:
+        """Yield the rows that exist now, from the oldest one on."""
 
 
 def say(text: str) -> None:

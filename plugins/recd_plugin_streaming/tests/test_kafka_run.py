@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests import forked
+from tests.cli.programs import run_until_killed
 from tests.forked import RECD
 
 from recd_plugin_streaming.kafka import Kafka
@@ -134,6 +135,7 @@ def test_a_killed_run_trains_each_message_once(tmp_path: Path, ranks: int) -> No
             time.sleep(0.02)
             if (code := program.poll()) is not None:
                 assert code == 0, program.output()[1]
+                assert "lag=0" in program.output()[1]
                 break
             done = max((int(each.name[5:]) for each in checkpoints.glob("step-*")), default=0)
             if done > before and kills < KILLS and kill_at == math.inf:  # it makes progress
@@ -148,6 +150,28 @@ def test_a_killed_run_trains_each_message_once(tmp_path: Path, ranks: int) -> No
     counts = table_weights(max(checkpoints.glob("step-*")), "count")
     assert counts.unique().tolist() == [1.0]
     assert len(losses(tmp_path)) == STEPS
+
+
+def test_a_killed_run_has_the_losses_of_a_whole_run(tmp_path: Path) -> None:
+    cluster, found = Cluster(), []
+    cluster.write("clicks", [{**click, "id": click["id"] % 50} for click in clicks(600)])
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = registry(folder, cluster, "group_by: session\n    window_rows: 100", 1)
+        text = (
+            path.read_text()
+            .replace("recd.kjt", "recd.ikjt")
+            .replace(f"steps: {STEPS}", "steps: 36")
+        )
+        model = text[text.index("model:") : text.index("training:")]
+        path.write_text(text.replace(model, "model: {embedding_dim: 8, num_embeddings: 50}\n"))
+        if name == "killed":
+            run_until_killed(path, folder / "checkpoints", every=9, steps=36)
+        forked.run([RECD, "run", path, "--resume"], check=True)
+        found.append(losses(folder))
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 20
 
 
 def test_a_signal_ends_the_wait_for_messages(tmp_path: Path) -> None:

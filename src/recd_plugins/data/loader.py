@@ -136,6 +136,7 @@ _END: Any = object()
 # A signal ends the wait for a stream after this time.
 _SECONDS_OF_POLL = 0.5
 _POLLS_UNTIL_IDLE = 2
+_POLLS_UNTIL_TOLD = 120
 
 
 class DataLoader:
@@ -191,10 +192,23 @@ class DataLoader:
             ready, ended, self.lag = sums.tolist()
             if ended or ready == self._world_size:
                 return not ended
+            if number == _POLLS_UNTIL_TOLD and ready:
+                self._say_waits(bool(found))
             if not first and number == _POLLS_UNTIL_IDLE:
                 self.is_idle = True
                 return False
         raise AssertionError("the loop has no end")
+
+    def _say_waits(self, has_batch: bool) -> None:
+        if not has_batch:
+            rank, seconds = dist.get_rank(), _POLLS_UNTIL_TOLD * _SECONDS_OF_POLL
+            print(
+                f"rank {rank} has had no full batch for {seconds:.0f} s, and the other ranks wait "
+                "for it. Check that its share of the stream, such as its Kafka partitions, gets "
+                "new rows.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     @property
     def is_stream(self) -> bool:

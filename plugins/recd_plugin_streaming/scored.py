@@ -1,0 +1,83 @@
+"""Parquet tables with the columns of a stream, for ``recd predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Never
+
+import pyarrow as pa
+
+from recd_plugin_streaming.columns import Columns
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    FeatureSchema,
+    PluginOptions,
+    Rows,
+    Split,
+    parquet,
+    readers,
+    row_tables,
+)
+
+
+class ScoredTable(Dataset):
+    """Reads a Parquet file or folder. A missing label is 0."""
+
+    name = "streaming.scored"
+
+    def __init__(self, columns: Columns, location: str) -> None:
+        super().__init__(PluginOptions())
+        self._columns, self._location = columns, location
+
+    def prepare(self) -> None:
+        names = self._table.schema.names
+        features = self.schema()
+        for name in (*features.sparse, *features.dense):
+            if name not in names:
+                raise DataError(
+                    f"{self._location}: there is no column {name!r}, which the stream has. Add the "
+                    "column"
+                )
+
+    def schema(self) -> FeatureSchema:
+        return self._columns.features
+
+    def identity(self) -> dict[str, Any]:
+        return {"train": self._table.contents()}
+
+    def keys(self) -> Mapping[str, str]:
+        names = self._table.schema.names
+        keys = [name for name, role in self._columns.roles.items() if role in ("key", "text")]
+        return {name: name for name in keys if name in names}
+
+    def reader(self, **_: object) -> Never:
+        raise DataError(f"{self._location}: the table is only scored. Use scan()")
+
+    def sample(self, batch_size: int) -> Iterator[Rows]:
+        return row_tables.rebatch(self.scan(), batch_size, rest=True)
+
+    def scan(self, split: Split = "train") -> Iterator[Rows]:  # noqa: ARG002
+        table, features = self._table, self.schema()
+        names = (*features.sparse, *features.dense, *self.keys())
+        kept = [name for name in (*names, features.label) if name in table.schema.names]
+        types = pa.schema([table.schema.field(name) for name in kept])
+        for rows in table.read(
+            (readers.Piece(each, 0, each.num_rows) for each in table.units), types
+        ):
+            try:
+                data = self._columns.cast(rows.data)
+            except ValueError as error:
+                raise DataError(f"{rows.place_of(0)}: {error}. Convert the column") from error
+            labels = pa.nulls(len(rows), pa.float32()).fill_null(0)
+            if features.label in kept:
+                labels = data.column(features.label).fill_null(0)
+            arrays = [*(data.column(name) for name in names), labels]
+            yield Rows(pa.record_batch(arrays, names=[*names, features.label]), rows.origins)
+
+    @cached_property
+    def _table(self) -> parquet.ParquetTable:
+        path = self._location
+        return parquet.ParquetTable(path if "://" in path else Path(path))
