@@ -17,10 +17,8 @@ import torch
 import torch.distributed as dist
 from tests.commands import recd, refusal
 from tests.covering import by_night
-from tests.distributed.changed_row_cases import TRAINING, batch, sharded_model
+from tests.distributed.changed_row_cases import TRAINING, batch, everything, sharded_model
 from tests.training import checkpoint_cases
-from torch import Tensor
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
@@ -50,34 +48,12 @@ class Trainer(checkpoint_cases.Trainer):
         self.optimizer = build_optimizer(self.dmp, TRAINING)
 
     def everything(self) -> dict[str, list[float]]:
-        """Weights and optimizer state, whole tensors, on every rank."""
-        states = {**self.dmp.state_dict()}
-        for name, state in self.optimizer.state_dict()["state"].items():
-            states.update({f"{name}/{key}": value for key, value in state.items()})
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, {name: _parts(each) for name, each in states.items()})
-        whole: dict[str, Tensor] = {}
-        for name, (size, shards) in (each for of_rank in parts for each in of_rank.items()):
-            tensor = whole.setdefault(name, torch.full(size, torch.nan))
-            for window, values in shards:
-                tensor[window] = values.float()
-        return {name: each.flatten().tolist() for name, each in whole.items()}
+        return everything(self.dmp, self.optimizer)
 
     def train(self, step: int) -> None:
         self.optimizer.zero_grad()
         self.dmp(batch(self.rank, step)).backward()
         self.optimizer.step()
-
-
-def _parts(value: Any) -> tuple[Any, list[Any]]:
-    if not isinstance(value, ShardedTensor):
-        value = torch.as_tensor(value).detach()
-        return value.size(), [((), value)]
-    shards = [(each.metadata, each.tensor.detach()) for each in value.local_shards()]
-    return value.size(), [
-        (tuple(slice(a, a + n) for a, n in zip(m.shard_offsets, m.shard_sizes, strict=True)), each)
-        for m, each in shards
-    ]
 
 
 def train(

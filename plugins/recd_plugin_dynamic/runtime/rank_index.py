@@ -66,7 +66,7 @@ class RankIndex:
         self._steps = self._state["steps"] = torch.zeros(buckets, dtype=torch.int64)
         #: Whether tensors of ``state()`` were changed.
         self.loaded = False
-        #: Called with the rows of the table that were reset, int64 ``[n]``.
+        #: Called with rows of the table that were changed without a gradient, int64 ``[n]``.
         self.changed: Callable[[Tensor], None] = lambda _: None
         #: Called with evicted ids, int64 ``[n]``, and the number of the step.
         self.on_eviction: Callable[[NDArray[np.int64], int], None] = lambda *_: None
@@ -114,4 +114,5 @@ class RankIndex:
         rows = torch.from_numpy(found).sub_(shard.first_row).clamp_(min=0)
         if bool((rows == 0).any()):
             shard.weights[0].zero_()
+            self.changed(torch.tensor([shard.first_row]))
         return rows[unique.inverse].to(ids.device)

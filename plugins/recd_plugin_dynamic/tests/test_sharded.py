@@ -13,11 +13,17 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from tests import sharded
+from tests.distributed.changed_row_cases import everything
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_dynamic.index.mix import bucket_of, mix
-from recd_plugin_dynamic.index.policies import LeastFrequentlyUsed, LeastRecentlyUsed, NoEviction
+from recd_plugin_dynamic.index.policies import (
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    NoEviction,
+    TimeToLive,
+)
 from recd_plugin_dynamic.runtime.collection import with_dynamic_tables
 from recd_plugin_dynamic.runtime.rank_index import Shard
 from recd_plugin_dynamic.runtime.sharded import DynamicBagsSharder, DynamicEmbeddingsSharder
@@ -27,7 +33,7 @@ from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints
-from recd_plugins.training.checkpoint_files import Progress
+from recd_plugins.training.checkpoint_files import Progress, read_delta
 from recd_plugins.training.optimizer import build_optimizer
 
 BUCKETS, CAPACITY, DIM = 4, 24, 4
@@ -213,3 +219,33 @@ def test_a_delta_resumes_on_any_number_of_ranks(tmp_path: Path, size: int) -> No
         torch.testing.assert_close(
             torch.cat(own), torch.cat(other), rtol=0, atol=1e-5 * (size != 2)
         )
+
+
+def save_deltas(rank: int, size: int, folder: Path, policy: Any) -> Any:
+    """Save deltas after steps that evict ids, and after lookups of unknown ids."""
+    model = dynamic("bags", policy, ADAGRAD)
+    optimizer = build_optimizer(model, ADAGRAD)
+    checkpoints = Checkpoints(folder, keep=9, full_every=9)
+    for number, batch in enumerate(batches(rank, size, 200)[:40], 1):
+        step(model, batch)
+        if number % 8 == 0:
+            model.eval()
+            values_of(model(KeyedJaggedTensor(KEYS, torch.arange(2), lengths=torch.ones(2).int())))
+            model.train()
+            checkpoints.save(model, optimizer, Progress(number))
+    assert read_delta(checkpoints.of_step(40)) is not None
+    return everything(model, optimizer)
+
+
+def load_deltas(rank: int, size: int, folder: Path, policy: Any) -> Any:
+    model = dynamic("bags", policy, ADAGRAD)
+    optimizer = build_optimizer(model, ADAGRAD)
+    assert Checkpoints(folder, keep=9).load(model, optimizer).step == 40
+    return everything(model, optimizer)
+
+
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed(), TimeToLive(3)])
+def test_deltas_have_evicted_rows(policy: Any, tmp_path: Path) -> None:
+    expected = run_on_ranks(save_deltas, 2, tmp_path, policy)[0]
+    for ranks in (1, 2):
+        assert run_on_ranks(load_deltas, ranks, tmp_path, policy)[0] == expected
