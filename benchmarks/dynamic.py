@@ -1,6 +1,7 @@
 """Speed of dynamic tables: lookups of raw ids compared to pandas and numpy, and training steps.
 
-One thread looks up distinct random ids that all have a row. Times are CPU seconds.
+One thread looks up distinct random ids that all have a row. Times are CPU seconds. Also measures
+the bytes of delta checkpoints.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from benchmarks._deltas import delta_bytes
 from benchmarks._dynamic_step import step_over_fixed
 from benchmarks._measure import Findings, Size, higher, in_turn, ratios
 from recd_plugin_dynamic.index.bucket_index import IdIndex
@@ -46,4 +48,5 @@ def run(size: Size) -> Findings:
         ],
     )
     found.add(step_over_fixed(size))
+    found.add(delta_bytes(size))
     return found
