@@ -40,6 +40,8 @@ class EvictionPolicy:
     ) -> None:
         """Update ``arrays`` for ids of a batch. ``last_step`` is updated afterwards.
 
+        Change only the values of ``rows``, because delta checkpoints contain only these.
+
         Args:
             arrays: arrays of all rows of this rank, each ``[num_rows]``.
             rows: distinct rows of the ids, int64 ``[n]``. They index ``arrays``.

@@ -66,7 +66,7 @@ class RankIndex:
         self._steps = self._state["steps"] = torch.zeros(buckets, dtype=torch.int64)
         #: Whether tensors of ``state()`` were changed.
         self.loaded = False
-        #: Called with rows of the table that were changed without a gradient, int64 ``[n]``.
+        #: Called with rows whose weights or index entries were changed here, int64 ``[n]``.
         self.changed: Callable[[Tensor], None] = lambda _: None
         #: Called with evicted ids, int64 ``[n]``, and the number of the step.
         self.on_eviction: Callable[[NDArray[np.int64], int], None] = lambda *_: None
@@ -104,11 +104,12 @@ class RankIndex:
             self._inserted += len(assigned.new)
             self._evicted += len(assigned.evicted_ids)
             self._not_admitted += int((found < 0).sum())
-            if len(assigned.evicted_rows):
-                evicted = torch.from_numpy(assigned.evicted_rows)
+            evicted = torch.from_numpy(assigned.evicted_rows)
+            if len(evicted):
                 shard.reset(evicted - shard.first_row, step)
-                self.changed(evicted)
                 self.on_eviction(assigned.evicted_ids, step)
+            # The index changes without a gradient, too.
+            self.changed(torch.cat([torch.from_numpy(found), evicted]))
         else:
             found = self._index.find(distinct)
         rows = torch.from_numpy(found).sub_(shard.first_row).clamp_(min=0)
