@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
 from recd_plugin_streaming.columns import Columns
+from recd_plugins.api import DataError, imports
 
 #: Function that converts message values to one row each. Raises ValueError if this is impossible.
 Parse = Callable[[Sequence[bytes], Columns], pa.RecordBatch]
@@ -96,3 +99,38 @@ def parse_arrow(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
         batches.append(batch.replace_schema_metadata(None))
     alike = groupby(batches, key=lambda batch: batch.schema)
     return pa.concat_batches([columns.cast(pa.concat_batches(list(each))) for _, each in alike])
+
+
+def avro_parser(path: Path, schema_id: int | None) -> Parse:
+    """Return a parser of Avro records without a container.
+
+    Args:
+        path: file with the schema.
+        schema_id: id in the header that a schema registry's serializers write; None without one.
+    """
+    fastavro = imports.optional_library("fastavro", "avro", "format: avro")
+    try:
+        schema = fastavro.schema.load_schema(str(path))
+    except (OSError, ValueError, fastavro.repository.SchemaRepositoryError) as error:
+        raise DataError(f"{path}: the Avro schema cannot be read: {error}") from error
+    header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
+
+    def parse(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
+        records = []
+        for value in values:
+            if not value.startswith(header):
+                found = int.from_bytes(value[1:5], "big")
+                raise ValueError(f"the message has schema id {found}, expected {schema_id}")
+            stream = io.BytesIO(value[len(header) :])
+            try:
+                records.append(fastavro.schemaless_reader(stream, schema))
+            except Exception as error:  # of any type, as it reads any bytes
+                raise ValueError(f"the message is not an Avro record ({error!r})") from error
+            if stream.read(1):
+                raise ValueError("the message is longer than its Avro record")
+        try:
+            return pa.RecordBatch.from_pylist(records, schema=columns.arrow)
+        except pa.ArrowTypeError as error:
+            raise ValueError(str(error)) from error
+
+    return parse

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import AwareDatetime, Field, NonNegativeInt
+from pydantic import AwareDatetime, Field, NonNegativeInt, model_validator
 
 from recd_plugin_streaming.columns import Columns
 from recd_plugin_streaming.dead_letters import DeadLetters
-from recd_plugin_streaming.decode import Parse, decode, parse_arrow, parse_json
+from recd_plugin_streaming.decode import Parse, avro_parser, decode, parse_arrow, parse_json
 from recd_plugin_streaming.options import Stream, StreamOptions, say
 from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, joined, size
 from recd_plugin_streaming.source import Chunk, Source
-from recd_plugins.api import DataError, Origin, Rows, imports
-
-_SECONDS = 30.0
-# The client is asked this often whether the servers answer again.
-_RETRY_SECONDS = 5.0
-_MOST_MESSAGES = 4096
-_PARSE: Mapping[str, Parse] = {"json": parse_json, "arrow": parse_arrow}
+from recd_plugin_streaming.topic import Topic
+from recd_plugins.api import DataError, Origin, Rows
 
 
 class KafkaOptions(StreamOptions):
@@ -40,10 +35,18 @@ class KafkaOptions(StreamOptions):
         description="never: train until a signal. latest: train the messages that exist when the "
         "run starts.",
     )
-    format: Literal["json", "arrow"] = Field(
+    format: Literal["json", "arrow", "avro"] = Field(
         default="json",
         description="Format of a message. json: one object. arrow: an Arrow IPC stream with one "
-        "row, as from recd logs produce.",
+        "row, as from recd logs produce. avro: one record.",
+    )
+    avro_schema: Path | None = Field(
+        default=None, description="For avro: file with the schema of the records, *.avsc."
+    )
+    avro_schema_id: int | None = Field(
+        default=None,
+        description="For avro from a schema registry: the id of avro_schema. Messages with another "
+        "id are not trained.",
     )
     max_bad_messages: NonNegativeInt = Field(
         default=100,
@@ -62,6 +65,18 @@ class KafkaOptions(StreamOptions):
         default={}, description="More options of librdkafka, such as security.protocol."
     )
 
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> Self:
+        if (self.format == "avro") != (self.avro_schema is not None):
+            raise ValueError("format: avro needs avro_schema, and no other format does. Set both")
+        return self
+
+    def parser(self) -> Parse:
+        """Return the function that parses messages."""
+        if self.avro_schema is not None:
+            return avro_parser(self.avro_schema, self.avro_schema_id)
+        return parse_json if self.format == "json" else parse_arrow
+
 
 class Kafka(Stream):
     """Trains each message of a Kafka topic once. Positions are stored in checkpoints."""
@@ -69,6 +84,7 @@ class Kafka(Stream):
     name = "streaming.kafka"
     free_options = frozenset(
         {"servers", "config", "start", "end", "max_bad_messages", "dead_letters", "lost"}
+        | {"format", "avro_schema", "avro_schema_id"}
     )
 
     class Options(KafkaOptions):
@@ -77,17 +93,12 @@ class Kafka(Stream):
     options: Options
 
     def prepare(self) -> None:
-        topic = Topic(self.options)
-        topic.partitions()
-        topic.close()
+        self._partitions()
 
     def _existing(self) -> Iterator[Rows]:
         """Yield the messages that exist now, partition after partition."""
         options = self.options.model_copy(update={"start": "earliest", "end": "latest"})
-        topic = Topic(options)
-        partitions = topic.partitions()
-        topic.close()
-        for partition in partitions:
+        for partition in self._partitions():
             source = KafkaSource(options, self._columns, 0, 1, only=partition)
             try:
                 source.start(None)
@@ -97,104 +108,13 @@ class Kafka(Stream):
             finally:
                 source.close()
 
+    def _partitions(self) -> list[int]:
+        options = self.options
+        with closing(Topic(options.servers, options.topic, options.config)) as topic:
+            return topic.partitions()
+
     def _source(self, rank: int, world_size: int) -> KafkaSource:
         return KafkaSource(self.options, self._columns, rank, world_size)
-
-
-class Topic:
-    """Connection to a topic. Prints a line when no server answers, and when one answers again."""
-
-    def __init__(self, options: KafkaOptions) -> None:
-        self.client = imports.optional_library("confluent_kafka", "kafka", "streaming.kafka")
-        self._topic = options.topic
-        self.what = f"Kafka {options.servers}, topic {options.topic}"
-        self._error: Any = None
-        self._down = False
-        self._next_try = 0.0
-        config = {
-            "fetch.wait.max.ms": "100",
-            **options.config,
-            "bootstrap.servers": options.servers,
-            "client.id": "recd",
-            "group.id": "recd",
-            "log_level": 2,
-            "error_cb": self._on_error,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-        }
-        try:
-            self.consumer = self.client.Consumer(config)
-        except self.client.KafkaException as error:
-            raise self.failed(error) from error
-
-    def partitions(self) -> list[int]:
-        """Return the numbers of the topic's partitions."""
-        try:
-            found = self.consumer.list_topics(self._topic, timeout=_SECONDS).topics[self._topic]
-        except self.client.KafkaException as error:
-            self.consumer.poll(0.1)  # calls _on_error with the reason
-            raise self.failed(error) from error
-        if found.error is not None:
-            raise self.failed(f"{_text(found.error)}. Create the topic, or correct its name")
-        return sorted(found.partitions)
-
-    def watermarks(self, partition: int) -> tuple[int, int]:
-        """Return the offset of the oldest message, and the offset after the newest message."""
-        place = self.client.TopicPartition(self._topic, partition)
-        try:
-            low, high = self.consumer.get_watermark_offsets(place, timeout=_SECONDS)
-        except self.client.KafkaException as error:
-            raise self.failed(error) from error
-        return low, high
-
-    def offset_at(self, partition: int, milliseconds: int, end: int) -> int:
-        """Return the offset of the first message since a Unix time, or ``end``."""
-        place = self.client.TopicPartition(self._topic, partition, milliseconds)
-        try:
-            (found,) = self.consumer.offsets_for_times([place], timeout=_SECONDS)
-        except self.client.KafkaException as error:
-            raise self.failed(error) from error
-        return found.offset if found.offset >= 0 else end
-
-    def assign(self, offsets: Mapping[int, int]) -> None:
-        place = self.client.TopicPartition
-        self.consumer.assign([place(self._topic, p, offset) for p, offset in offsets.items()])
-
-    def seek(self, partition: int, offset: int) -> None:
-        self.consumer.seek(self.client.TopicPartition(self._topic, partition, offset))
-
-    def messages(self) -> list[Any]:
-        """Return new messages and errors, after a short wait."""
-        found: list[Any] = self.consumer.consume(_MOST_MESSAGES, timeout=0.1)
-        self._watch(any(message.error() is None for message in found))
-        return found
-
-    def failed(self, error: object) -> DataError:
-        last = f" (last error: {_text(self._error)})" if self._error else ""
-        return DataError(f"{self.what}: {_text(error)}{last}")
-
-    def close(self) -> None:
-        self.consumer.close()
-
-    def _on_error(self, error: Any) -> None:
-        self._error = error
-        if error.code() == self.client.KafkaError._ALL_BROKERS_DOWN and not self._down:
-            self._down, self._next_try = True, time.monotonic() + _RETRY_SECONDS
-            say(f"{self.what}: no server answers ({_text(error)}). The run waits for the servers")
-
-    def _watch(self, received: bool) -> None:
-        if not self._down or (not received and time.monotonic() < self._next_try):
-            return
-        try:
-            if not received:
-                self.consumer.list_topics(self._topic, timeout=1.0)
-        except self.client.KafkaException:
-            self._next_try = time.monotonic() + _RETRY_SECONDS
-            return
-        self._down = False
-        self._error = None
-        say(f"{self.what}: the servers answer again")
 
 
 class KafkaSource(Source):
@@ -214,7 +134,7 @@ class KafkaSource(Source):
     ) -> None:
         self._options, self._columns = options, columns
         self._rank, self._world_size, self._only = rank, world_size, only
-        self._parse = _PARSE[options.format]
+        self._parse = options.parser()
         self._dead: DeadLetters | None = None
         if only is None:
             self._dead = DeadLetters(options.dead_letters, options.max_bad_messages, options.topic)
@@ -226,7 +146,8 @@ class KafkaSource(Source):
         self.what = f"Kafka topic {options.topic}"
 
     def start(self, positions: Positions | None) -> Mapping[str, Left]:
-        self._topic = topic = Topic(self._options)
+        options = self._options
+        self._topic = topic = Topic(options.servers, options.topic, options.config)
         self.what = topic.what
         partitions = topic.partitions()
         if len(partitions) < self._world_size:
@@ -339,8 +260,7 @@ class KafkaSource(Source):
                 offset = int(offsets[place])
                 self._dead.add(str(partition), offset, values[place], bad[place])
         assert self._topic is not None, "start() is called first"
-        place = self._topic.client.TopicPartition(self._options.topic, partition)
-        _, high = self._topic.consumer.get_watermark_offsets(place, cached=True)
+        _, high = self._topic.watermarks(partition, cached=True)
         self._highs[str(partition)] = max(high, until)
         return Chunk(str(partition), rows, offsets[places], until, ((until, None),))
 
@@ -376,9 +296,3 @@ def _below(ranges: Ranges, low: int) -> Ranges:
 
 def _last(messages: Sequence[Any]) -> int:
     return int(messages[-1].offset())
-
-
-def _text(error: Any) -> str:
-    if isinstance(error, Exception) and error.args:
-        error = error.args[0]
-    return str(error.str()) if hasattr(error, "str") else str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from typing import Any
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from recd_plugin_recd.logs.kafka import KafkaProducer
-from recd_plugin_streaming.kafka import Kafka, Topic
+from recd_plugin_streaming.kafka import Kafka
 from recd_plugin_streaming.tests.cluster import PARTITIONS, Cluster, kafka
 from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
+from recd_plugin_streaming.topic import Topic
 from recd_plugins.runtime.errors import DataError
 
 
@@ -117,10 +119,43 @@ def test_arrow_messages_of_recd_logs(cluster, topic):
         read(reader(dataset(cluster, topic, format="arrow", max_bad_messages=1)))
 
 
+@pytest.mark.parametrize("schema_id", [None, 7])
+def test_avro_messages(cluster, topic, tmp_path, schema_id):
+    avro = pytest.importorskip("fastavro", reason="needs the extra avro")
+    fields = [{"name": name, "type": "long"} for name in ("id", "session", "click", "unused")]
+    schema = {"type": "record", "name": "Click", "fields": fields}
+    (tmp_path / "click.avsc").write_text(json.dumps(schema))
+
+    def encoded(record: Any, number: int) -> bytes:
+        stream = io.BytesIO(b"" if schema_id is None else b"\0" + number.to_bytes(4, "big"))
+        stream.seek(0, 2)
+        avro.schemaless_writer(stream, schema, record)
+        return stream.getvalue()
+
+    values = [encoded(click, 7) for click in clicks(32)]
+    cluster.write(topic, [*values[:9], values[3] + b"?", values[3][:-2], *values[9:]])
+    options = {
+        "format": "avro",
+        "max_bad_messages": 2,
+        "avro_schema": tmp_path / "click.avsc",
+        "avro_schema_id": schema_id,
+    }
+    batches, _ = read(reader(dataset(cluster, topic, **options)))
+    assert flat(batches) == list(range(32))
+    if schema_id is not None:  # a schema that changes
+        cluster.write(topic, [encoded(clicks(1)[0], 8)])
+        with pytest.raises(DataError, match="schema id 8, expected 7"):
+            read(reader(dataset(cluster, topic, **options)))
+    with pytest.raises(ValueError, match="format: avro needs avro_schema"):
+        dataset(cluster, topic, format="avro")
+
+
 def test_deleted_messages_are_refused(cluster, topic, monkeypatch, capfd):
     cluster.write(topic, clicks(100))
     _, states = read(reader(dataset(cluster, topic)), most=5)
-    monkeypatch.setattr(Topic, "watermarks", lambda _, p: (64, 100) if p == 0 else (0, 0))
+    monkeypatch.setattr(
+        Topic, "watermarks", lambda _, p, **_cached: (64, 100) if p == 0 else (0, 0)
+    )
     with pytest.raises(
         DataError, match=r"partition 0: the messages with offsets 40 to 63 were del"
     ):
@@ -128,7 +163,7 @@ def test_deleted_messages_are_refused(cluster, topic, monkeypatch, capfd):
     rest, _ = read(reader(dataset(cluster, topic, lost="skip"), state=states[-1]))
     assert flat(rest) == list(range(64, 96))
     assert "offsets 40 to 63 were deleted" in capfd.readouterr().err
-    monkeypatch.setattr(Topic, "watermarks", lambda _, p: (0, 10) if p == 0 else (0, 0))
+    monkeypatch.setattr(Topic, "watermarks", lambda _, p, **_cached: [(0, 10), (0, 0)][p > 0])
     with pytest.raises(DataError, match="the topic was created again"):
         read(reader(dataset(cluster, topic), state=states[-1]))
 
@@ -183,7 +218,7 @@ def test_places_and_samples(cluster, topic):
 
 
 def test_servers_that_do_not_answer(monkeypatch):
-    monkeypatch.setattr("recd_plugin_streaming.kafka._SECONDS", 0.5)
+    monkeypatch.setattr("recd_plugin_streaming.topic.SECONDS", 0.5)
     nowhere = {"servers": "127.0.0.1:1", "topic": "t", "columns": COLUMNS}
     with pytest.raises(DataError, match=r"Kafka 127.0.0.1:1, topic t: .*last error: .*refused"):
         Kafka(Kafka.Options.model_validate(nowhere)).prepare()
