@@ -245,9 +245,10 @@ class IdIndex:
             if len(rows) < needed[bucket] and not self._skip_if_full:
                 raise SetupError(
                     f"dynamic table: bucket {self.first_bucket + bucket} with a capacity of "
-                    f"{self.rows_per_bucket:,} ids cannot take {(buckets == bucket).sum():,} new "
-                    f"ids at step {step}: policy '{self.policy.name}' evicts only {len(rows):,} "
-                    f"of its {self._used[bucket]:,} ids. Increase the rows of the table, or choose "
+                    f"{self.rows_per_bucket - self._reserved_rows:,} ids cannot take "
+                    f"{(buckets == bucket).sum():,} new ids at step {step}: policy "
+                    f"'{self.policy.name}' evicts only {len(rows):,} of its "
+                    f"{self._used[bucket]:,} ids. Increase the rows of the table, or choose "
                     "another eviction policy."
                 )
             leaving.append(rows)
