@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks._measure import Figure, Size, lower
+from benchmarks._measure import Figure, Findings, Size, lower
 from recd_plugin_dynamic.index.mix import mix
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Job
@@ -40,7 +40,7 @@ training: {{batch_size: 128, seed: {seed}, optimizer: rowwise_adagrad, learning_
 """
 
 
-def log_losses(size: Size, movielens: Path | None) -> list[Figure]:
+def log_losses(size: Size, movielens: Path | None) -> Findings:
     """Return the test log loss of both kinds of tables on a drifting stream and on MovieLens.
 
     At each time, the stream has half as many items as its table has rows, and in all several times
@@ -68,7 +68,7 @@ def log_losses(size: Size, movielens: Path | None) -> list[Figure]:
             columns["rating"] = {"as": "label", "positive_from": 4}
             tables = {"user": 512, "item": 1_024}
             figures += _figures("movielens_", ratings, columns, tables, seeds)
-    return figures
+    return Findings(f"a drifting stream of {rows:,} rows, {seeds} seed(s)", figures)
 
 
 def drifting_stream(rows: int) -> pa.Table:

@@ -1,15 +1,19 @@
 """Speed of dynamic tables: lookups of raw ids compared to pandas and numpy, and training steps.
 
 One thread looks up distinct random ids that all have a row. Times are CPU seconds. Also measures
-the bytes of delta checkpoints.
+the bytes of delta checkpoints, and the log loss of dynamic tables and of hashed ids.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import click
 import numpy as np
 import pandas as pd
 
 from benchmarks._deltas import delta_bytes
+from benchmarks._dynamic_quality import log_losses
 from benchmarks._dynamic_step import step_over_fixed
 from benchmarks._measure import Findings, Size, higher, in_turn, ratios
 from recd_plugin_dynamic.index.bucket_index import IdIndex
@@ -17,9 +21,16 @@ from recd_plugin_dynamic.index.policies import LeastRecentlyUsed
 
 _ENTRIES: dict[Size, int] = {"tiny": 10_000, "small": 1_000_000, "reference": 10_000_000}
 _BUCKETS = 8
+OPTIONS = [
+    click.Option(
+        ["--movielens"],
+        type=click.Path(exists=True, path_type=Path),
+        help="File ml-100k.inter of examples/movielens, to measure log losses on MovieLens too.",
+    )
+]
 
 
-def run(size: Size) -> Findings:
+def run(size: Size, movielens: Path | None = None) -> Findings:
     """Look up the same batches in the index, in a pandas index and in a sorted array."""
     entries, turns = _ENTRIES[size], 1 if size == "tiny" else 5
     batch = min(entries // 10, 100_000)
@@ -49,4 +60,5 @@ def run(size: Size) -> Findings:
     )
     found.add(step_over_fixed(size))
     found.add(delta_bytes(size))
+    found.add(log_losses(size, movielens))
     return found
