@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 import pytest
 from tests import forked
 
+from recd_plugins.runtime.files import read_note, write_note
+
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 
@@ -28,7 +30,10 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), 
 #: Arguments that make the commands of the README small.
 SMALL = {
     "make_requests.py": ["20"],
-    "run": ["training.ranks=1", "training.batch_size=64", "training.steps=3"],
+    "run": [
+        *("training.ranks=1", "training.batch_size=64", "training.steps=3"),
+        "callbacks=[{use: runs.publish, options: {folder: live, every: 2}}]",
+    ],
     "predict": ["--ranks", "1"],
     "measure.py": ["--requests", "4", "--rounds", "1", "--cached"],
 }
@@ -132,6 +137,24 @@ def test_user_features_are_cached_by_key(
     scorer.score(json.dumps({**json.loads(sent[0]), "key": "new"}).encode())  # evicts key 1
     with pytest.raises(serve.UnknownKeyError, match="Key 1 is not cached"):
         scorer.score(later[1])
+
+
+def test_a_published_model_is_followed(
+    folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = folder / "live" / "current.json"
+    newest = read_note(current)
+    write_note(current, {**newest, "deltas": newest["deltas"][:1]})
+    serve = imported("serve")
+    scorer = serve.Scorer(folder / "live", follow=1_000)
+    scores = [json.loads(line)["score"] for line in (folder / "scores.jsonl").open()]
+    expected = pytest.approx(scores[: measure.CANDIDATES], abs=1e-6)
+    (keyed,), (later,) = measure.cached(measure.bodies(folder / "data" / "test", 1))
+    assert scorer.score(keyed) != expected  # of step 2
+    write_note(current, newest)
+    assert scorer.live.update() == 1
+    assert scorer.score(later) == expected  # the cached user side is of step 2
+    scorer.live.close()
 
 
 def test_the_readme_asks_the_server(measure: Any, connection: http.client.HTTPConnection) -> None:
