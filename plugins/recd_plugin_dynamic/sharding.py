@@ -138,10 +138,7 @@ class DynamicSharding(Sharding):
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
         from torchrec.distributed.planner.types import ParameterConstraints
 
-        return {
-            table.name: ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
-            for table in tables
-        }
+        return {table.name: ParameterConstraints(sharding_types=["row_wise"]) for table in tables}
 
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
         from recd_plugin_dynamic.runtime.sharded import DynamicBagsSharder, DynamicEmbeddingsSharder

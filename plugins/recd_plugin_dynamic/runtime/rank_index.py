@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,32 +14,32 @@ from recd_plugin_dynamic.index.mix import bucket_width, mix, unmix
 from recd_plugin_dynamic.table import DynamicTable
 from recd_plugins.api import unique_ids
 
-_WIDTH_OF_FRACTION = 24  # bits of a float32 in [0, 1)
+_BITS = 24  # of a random float32 in [0, 1)
 
 
 class Shard(NamedTuple):
-    """Local rows of a table: weights ``[num_rows, dim]``, and optimizer states of as many rows.
+    """Access to this rank's rows of a table.
 
-    ``first_row`` is the row of the whole table that row 0 of the shard is. ``bounds`` are the
-    lowest and highest initial weight.
+    Attributes:
+        write: function (rows of the shard, weights ``[n, dim]``) that overwrites rows and sets
+            their optimizer state to zero.
+        dim: number of columns.
+        first_row: row of the table that is row 0 of the shard.
+        bounds: lowest and highest initial weight.
     """
 
-    weights: Tensor
-    states: Sequence[Tensor]
+    write: Callable[[Tensor, Tensor], None]
+    dim: int
     first_row: int
     bounds: tuple[float, float]
 
     def reset(self, rows: Tensor, step: int) -> None:
-        """Set rows to initial weights, which depend on row and step, and their states to zero."""
-        dim = self.weights.shape[1]
-        places = (rows + self.first_row)[:, None] * dim + torch.arange(dim)
-        drawn = mix(mix(places) ^ step) >> (63 - _WIDTH_OF_FRACTION)
+        """Set rows of the table to initial weights, which depend on row and step."""
+        places = rows[:, None] * self.dim + torch.arange(self.dim)
+        drawn = mix(mix(places) ^ step) >> (63 - _BITS)
         low, high = self.bounds
-        values = drawn.to(torch.float32) * (2.0**-_WIDTH_OF_FRACTION * (high - low)) + low
-        where = rows.to(self.weights.device)
-        self.weights.index_copy_(0, where, values.to(self.weights))
-        for state in self.states:
-            state.index_fill_(0, where, 0)
+        values = drawn.to(torch.float32) * (2.0**-_BITS * (high - low)) + low
+        self.write(rows - self.first_row, values)
 
 
 class RankIndex:
@@ -106,7 +106,7 @@ class RankIndex:
             self._not_admitted += int((found < 0).sum())
             evicted = torch.from_numpy(assigned.evicted_rows)
             if len(evicted):
-                shard.reset(evicted - shard.first_row, step)
+                shard.reset(evicted, step)
                 self.on_eviction(assigned.evicted_ids, step)
             # The index changes without a gradient, too.
             self.changed(torch.cat([torch.from_numpy(found), evicted]))
@@ -114,6 +114,6 @@ class RankIndex:
             found = self._index.find(distinct)
         rows = torch.from_numpy(found).sub_(shard.first_row).clamp_(min=0)
         if bool((rows == 0).any()):
-            shard.weights[0].zero_()
+            shard.write(torch.tensor([0]), torch.zeros(1, shard.dim))
             self.changed(torch.tensor([shard.first_row]))
         return rows[unique.inverse].to(ids.device)

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
@@ -35,6 +36,7 @@ from recd_plugins.api import (
     ExactShardedEmbeddingCollection,
     RecdError,
     SetupError,
+    lookup_kernels,
 )
 
 
@@ -59,12 +61,11 @@ class _ShardedDynamic:
     ) -> None:
         self._dynamic = module.dynamic
         for name, table in module.dynamic.items():
-            planned = plan[name].sharding_type, plan[name].compute_kernel
-            if planned != (ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value):
+            if plan[name].sharding_type != ShardingType.ROW_WISE.value:
                 raise SetupError(
-                    f"table {name!r}: the plan uses {planned[0]!r} with the compute kernel "
-                    f"{planned[1]!r}, which dynamic.table does not support. Use "
-                    "ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused'])."
+                    f"table {name!r}: the sharding plan uses {plan[name].sharding_type!r}, which "
+                    "dynamic.table does not support. Use "
+                    "ParameterConstraints(sharding_types=['row_wise'])."
                 )
             if table.num_buckets % env.world_size:
                 raise SetupError(
@@ -138,21 +139,22 @@ class _ShardedDynamic:
         }
 
     def _shard(self: Any, table: str) -> Shard:
-        """Return the weights and optimizer states of this rank's rows of a dynamic table."""
+        """Return access to this rank's rows of a dynamic table."""
         if table not in self._shards:
             for kernel in nn.ModuleList(self._lookups).modules():
                 tables = getattr(getattr(kernel, "config", None), "embedding_tables", ())
                 for number, each in enumerate(tables):
                     if each.name == table:
-                        fbgemm: Any = kernel.emb_module
-                        states = fbgemm.split_optimizer_states()
                         self._shards[table] = Shard(
-                            fbgemm.split_embedding_weights()[number],
-                            states[number] if states else (),
+                            partial(_write_function(kernel), number),
+                            each.local_cols,
                             each.local_metadata.shard_offsets[0],
                             self._bounds[table],
                         )
         return self._shards[table]
+
+    def prefetch(self, *_: Any, **__: Any) -> None:
+        """Prefetch no rows into caches, because the rows of ids are known only in ``look_up``."""
 
     def track_changed_rows(self: Any, mark: Callable[[str, Tensor], None]) -> None:
         """Call ``mark`` with a table's name and rows after evicted rows were reset."""
@@ -199,6 +201,27 @@ def rank_indices(model: nn.Module) -> Iterator[tuple[str, RankIndex]]:
     for module in model.modules():
         if isinstance(module, _ShardedDynamic):
             yield from vars(module)["_rank_indices"].items()
+
+
+def _write_function(kernel: Any) -> Callable[[int, Tensor, Tensor], None]:
+    """Return a function (number of the table, rows, weights) that overwrites rows of a kernel."""
+    if isinstance(kernel, lookup_kernels.RowKernel):
+        return kernel.set_rows
+    tables = kernel.emb_module
+    if any(place == EmbeddingLocation.MANAGED_CACHING for *_, place, _ in tables.embedding_specs):
+        raise SetupError(
+            f"tables {', '.join(map(repr, tables.table_names))}: dynamic.table does not support "
+            "FBGEMM's cache. Use ParameterConstraints(compute_kernels=['fused', 'fused_uvm'])."
+        )
+
+    def write(number: int, rows: Tensor, weights: Tensor) -> None:
+        every_weight = tables.split_embedding_weights()[number]
+        rows = rows.to(every_weight.device)
+        every_weight.index_copy_(0, rows, weights.to(every_weight))
+        for state in next(iter(tables.split_optimizer_states()[number:]), ()):
+            state.index_fill_(0, rows, 0)
+
+    return write
 
 
 @contextmanager

@@ -117,10 +117,8 @@ class Reference:
             while len(rows) + len(new) > CAPACITY:
                 oldest = min(rows, key=lambda each: (last[each], mix(each)))
                 row = rows.pop(oldest)
-                values = torch.zeros(1, DIM)
-                shard = Shard(values, (), row, (-(ROWS**-0.5), ROWS**-0.5))
-                shard.reset(torch.zeros(1, dtype=torch.int64), step)
-                self.table.data[row] = values[0]
+                shard = Shard(self.table.data.__setitem__, DIM, 0, (-(ROWS**-0.5), ROWS**-0.5))
+                shard.reset(torch.tensor([row]), step)
             free = sorted(set(range(first, first + CAPACITY)) - set(rows.values()))
             rows.update(zip(new, free, strict=False))
         whole = {each: row for rows in self.rows for each, row in rows.items()}

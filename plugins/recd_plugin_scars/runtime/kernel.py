@@ -136,6 +136,15 @@ class _Cached(lookup_kernels.RowKernel):
         """Write changed rows back. TorchRec calls this before loading a state dict."""
         self._rows.flush()
 
+    def set_rows(self, table: int, rows: Tensor, weights: Tensor) -> None:
+        feature = self._feature_table_map.index(table)
+        sizes = [0] * len(self._feature_table_map)
+        sizes[feature] = len(rows)
+        batch = self._rows.admit(rows, sizes, self._feature_table_map)
+        self._rows.land(batch)
+        self._fast.write(batch.slot_of_id, weights, torch.zeros(len(rows)))
+        self._rows.release(batch, changed=True)
+
     def load(self) -> None:
         """Reload the cached rows after the full table (the backing store) was changed."""
         self._rows.load()

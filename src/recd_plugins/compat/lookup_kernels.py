@@ -56,6 +56,16 @@ class RowKernel:
     def load(self) -> None:
         """Reread the rows from the parameters. Called after a state dict was loaded."""
 
+    def set_rows(self, table: int, rows: Tensor, weights: Tensor) -> None:
+        """Overwrite rows and set their optimizer state to zero, between a step and the next lookup.
+
+        Args:
+            table: number of the table in ``config.embedding_tables``.
+            rows: rows of this rank's shard, distinct int64 ``[n]`` on the CPU.
+            weights: float32 ``[n, local_cols]`` on the CPU.
+        """
+        raise NotImplementedError
+
     def close(self) -> None:
         """Release files and memory. Called after training and saving. May be called twice."""
 

@@ -84,7 +84,11 @@ def measure_access(
     found = {}
     for table in tables:
         access = counters[table.name].access(
-            table.name, table.features, table.num_embeddings, samples
+            table.name,
+            table.features,
+            table.num_embeddings,
+            samples,
+            maps_ids=_maps_ids(registry, table),
         )
         if table.name in shared:
             batch_size = registry.training.batch_size
@@ -117,7 +121,7 @@ def table_reads(
     registry: RunConfig, tables: Sequence[Table], rows: int | None, *, deduplicated: bool
 ) -> Iterator[Reads]:
     """Yield the ids that each batch looks up, for the first ``rows`` training rows (None: all)."""
-    num_embeddings = rows_by_feature(tables)
+    num_embeddings = rows_by_feature(table for table in tables if not _maps_ids(registry, table))
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
     batches: Iterator[Batch]
     if deduplicated:
@@ -126,7 +130,8 @@ def table_reads(
         size = registry.training.batch_size
         batches = map(pipeline.batch, pipeline.reading(dataset.sample(size)))
     else:
-        batches = _stored(registry, num_embeddings, rows)
+        features = (*placement.pooled, *placement.sequence)
+        batches = _stored(registry, features, num_embeddings, rows)
     samples = 0
     for batch in batches:
         lowered = lower(batch, placement)
@@ -145,12 +150,19 @@ def table_reads(
             return
 
 
+def _maps_ids(registry: RunConfig, table: Table) -> bool:
+    return any(each.plugin.maps_ids and each.matches(table.name) for each in registry.sharding)
+
+
 def _stored(
-    registry: RunConfig, num_embeddings: Mapping[str, int], rows: int | None
+    registry: RunConfig,
+    features: Sequence[str],
+    num_embeddings: Mapping[str, int],
+    rows: int | None,
 ) -> Iterator[Batch]:
     preprocess = Preprocess(fitted_steps(registry, registry.dataset.schema()))
     for read in training_rows(registry, rows):
-        columns = {name: sparse_column(read, name) for name in num_embeddings}
+        columns = {name: sparse_column(read, name) for name in features}
         nothing = torch.empty(len(read), 0)
         batch = preprocess(Batch(nothing, nothing.sum(1), kjt_from_columns(columns, len(read))))
         check_ids(batch, num_embeddings, read, preprocess.made_by)

@@ -236,10 +236,22 @@ class TableCounter:
             self._add_up()
 
     def access(
-        self, table: str, features: tuple[str, ...], num_embeddings: int, samples: int
+        self,
+        table: str,
+        features: tuple[str, ...],
+        num_embeddings: int,
+        samples: int,
+        *,
+        maps_ids: bool = False,
     ) -> TableAccess:
-        """Return the counted ids of ``samples`` data rows as a table's profile."""
+        """Return the counted ids of ``samples`` data rows as a table's profile.
+
+        With ``maps_ids``, ids are not rows. The profile then numbers the most read ids from 0.
+        """
         self._add_up()
+        if maps_ids:
+            self._counts = np.sort(self._counts)[::-1][:num_embeddings]
+            self._rows = np.arange(len(self._counts))
         return TableAccess.from_counts(
             table,
             features,
