@@ -61,3 +61,22 @@ def test_a_table_of_strings_becomes_a_model(
     assert set(items["value"].to_pylist()) <= set(trained)
     said = refusal("run", "my.yaml", "--compare", *small)
     assert "a sharding plugin for raw ids, which --compare and recd profile do not use" in said
+
+
+def test_rows_in_files_train_as_rows_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log(tmp_path / "clicks.parquet")
+    recd("init", "clicks.parquet", "my.yaml", "--dynamic")
+    small = ["model.tables.t_item.num_embeddings=512", "training.checkpoint.path=null"]
+    options = "{policy: lru, share: 0.1, storage: {file: store}}"
+    cache = f"cache=[{{use: scars.cache, tables: [t_item], options: {options}}}]"
+    losses = []
+    for more in ([], [cache]):
+        recd("run", "my.yaml", "training.steps=40", *small, *more, "--json", "run.json")
+        report = json.loads(Path("run.json").read_text())
+        losses.append(report["losses"])
+        assert report["dynamic_tables"]["t_item"]["evicted"] > 0
+        assert ("caches" in report) == bool(more)
+    assert losses[0] == losses[1]
