@@ -25,19 +25,18 @@ class FilesOptions(StreamOptions):
     """Options of ``streaming.files``."""
 
     path: Path | object_stores.Url = Field(
-        description="Folder or URL of a folder, where new files *.parquet appear at any depth."
+        description="Folder or URL of a folder with files *.parquet at any depth."
     )
     storage: Storage = Field(default=Storage(), description="Options for reading from a URL.")
     order: Literal["name", "modified"] = Field(
-        default="name", description="Order of new files: by name, or by time of modification."
+        default="name", description="Order of new files: by name, or by modification time."
     )
     poll_seconds: PositiveFloat = Field(
         default=5.0, description="Seconds between two listings of the folder."
     )
     end: Literal["never", "latest"] = Field(
         default="never",
-        description="never: train until a signal. latest: train the files that exist when the run "
-        "starts.",
+        description="never: train until a signal. latest: train the files that exist at the start.",
     )
 
 

@@ -27,39 +27,39 @@ class KafkaOptions(StreamOptions):
     topic: str = Field(description="Name of the topic.")
     start: Literal["earliest", "latest"] | AwareDatetime = Field(
         default="earliest",
-        description="First message of a new run: earliest, latest, or the first one since a time "
-        "such as 2026-01-31T12:00:00Z. A resumed run continues at its checkpoint.",
+        description="Where a new run starts: earliest, latest, or a time such as "
+        "2026-01-31T12:00:00Z.",
     )
     end: Literal["never", "latest"] = Field(
         default="never",
-        description="never: train until a signal. latest: train the messages that exist when the "
-        "run starts.",
+        description="never: train until a signal. latest: train the messages that exist at the "
+        "start.",
     )
     format: Literal["json", "arrow", "avro"] = Field(
         default="json",
-        description="Format of a message. json: one object. arrow: an Arrow IPC stream with one "
-        "row, as from recd logs produce. avro: one record.",
+        description="json: one object. arrow: an IPC stream with one row, as from recd logs "
+        "produce. avro: one record.",
     )
     avro_schema: Path | None = Field(
-        default=None, description="For avro: file with the schema of the records, *.avsc."
+        default=None, description="For avro: file with the schema, *.avsc."
     )
     avro_schema_id: int | None = Field(
         default=None,
-        description="For avro from a schema registry: the id of avro_schema. Messages with another "
-        "id are not trained.",
+        description="For avro from a schema registry: id of the schema. Messages with other ids "
+        "are bad.",
     )
     max_bad_messages: NonNegativeInt = Field(
         default=100,
-        description="The run ends if a rank reads more messages than this that cannot be trained.",
+        description="Bad messages of a rank after which the run ends.",
     )
     dead_letters: Path | None = Field(
         default=None,
-        description="Folder for files with the messages that cannot be trained, and the reasons.",
+        description="Folder for bad messages, with the reasons.",
     )
     lost: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="If the topic's retention has deleted messages after the checkpoint. refuse: "
-        "end with an error. skip: continue at the oldest message.",
+        description="If retention has deleted messages after the checkpoint. refuse: end with an "
+        "error. skip: continue at the oldest message.",
     )
     config: dict[str, str] = Field(
         default={}, description="More options of librdkafka, such as security.protocol."

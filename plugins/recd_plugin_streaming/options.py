@@ -32,19 +32,18 @@ class StreamOptions(PluginOptions):
 
     columns: dict[str, Role] = Field(
         min_length=2,
-        description="Columns and their roles. id: feature with one integer. ids: feature with a "
-        "list of integers. number: dense feature. label: 0 or 1. key, text: integer or text for "
-        "group_by, not a feature.",
+        description="Columns and their roles. id, ids: feature with one integer or a list. number: "
+        "dense feature. label: 0 or 1. key, text: integer or text for group_by only.",
     )
     group_by: str | None = Field(
         default=None,
-        description="Column of the session or request. Its rows within a window follow each other.",
+        description="Column of the session or request. Its rows follow each other in a window.",
     )
     window_rows: PositiveInt = Field(
-        default=8192, description="For group_by: maximum number of rows in a window of a rank."
+        default=8192, description="For group_by: most rows in a window of a rank."
     )
     window_seconds: PositiveFloat = Field(
-        default=5.0, description="For group_by: maximum time from a window's first row to its last."
+        default=5.0, description="For group_by: longest duration of a window."
     )
 
     @model_validator(mode="after")

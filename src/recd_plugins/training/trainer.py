@@ -369,6 +369,8 @@ class Trainer:
         close_kernels(self.dmp)
         newest = None if self.checkpoints is None else self.checkpoints.newest()
         saved = "no checkpoint was saved, because training.checkpoint.path is not set"
+        if self.checkpoints is not None:
+            saved = "no checkpoint was saved, because no step was trained"
         if newest is not None:
             saved = f"its checkpoint is {newest}"
         dist.barrier()  # a rank that exits early would stop the other ranks
