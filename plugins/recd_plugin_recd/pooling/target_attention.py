@@ -73,14 +73,15 @@ class StackedTargetAttention(nn.Module):
         """Return the sequence of each target, pooled to ``[B, D]``. See ``pool_stacked``."""
         return pool_stacked([self], [sequences], targets, inverse)[:, 0]
 
-    def with_positions(self, sequences: JaggedTensor) -> Tensor:
-        """Add to each value the vector of its position from the end: ``[num_values, D]``."""
-        values, lengths = sequences.values(), sequences.lengths().long()
+    def with_positions(self, sequences: JaggedTensor) -> JaggedTensor:
+        """Add to each value the vector of its position, counted from the end of its sequence."""
         if self.positions is None:
-            return values
+            return sequences
+        values, lengths = sequences.values(), sequences.lengths().long()
         ends = lengths.cumsum(0).repeat_interleave(lengths, output_size=values.shape[0])
         from_end = ends - 1 - torch.arange(values.shape[0], device=values.device)
-        return values + self.positions[from_end.clamp(max=self.positions.shape[0] - 1)]
+        values = values + self.positions[from_end.clamp(max=self.positions.shape[0] - 1)]
+        return JaggedTensor(values, lengths=sequences.lengths())
 
 
 def _feed_forward(dim: int, hidden: int) -> nn.Module:
@@ -106,18 +107,10 @@ def pool_stacked(
     Returns:
         ``[B, num_features, D]``, with zeros for empty sequences.
     """
-    values = [module.with_positions(each) for module, each in zip(modules, sequences, strict=True)]
-    rows = [
-        JaggedTensor(each, lengths=sequence.lengths())
-        for each, sequence in zip(values, sequences, strict=True)
-    ]
-    encoders = list(zip(*(module.encoder for module in modules), strict=True))
-    if encoders:
-        encoded = encode(encoders, rows, modules[0].heads)
-        rows = [
-            JaggedTensor(each, lengths=sequence.lengths())
-            for each, sequence in zip(encoded, sequences, strict=True)
-        ]
+    rows = [module.with_positions(each) for module, each in zip(modules, sequences, strict=True)]
+    if encoders := list(zip(*(module.encoder for module in modules), strict=True)):
+        encoded = zip(encode(encoders, rows, modules[0].heads), sequences, strict=True)
+        rows = [JaggedTensor(each, lengths=sequence.lengths()) for each, sequence in encoded]
     attend: Attend
     if can_pack(sequences):
         attend, targets, order = _packed(sequences, rows, targets, inverse)

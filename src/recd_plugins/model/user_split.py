@@ -112,7 +112,6 @@ class UserSplit:
         pooled: PooledSides | None,
     ) -> None:
         self.graphed = GraphedLoss()
-        self._features, self._dense_columns = request.features, request.dense_columns
         device = request.inverse.device
 
         def index(values: Sequence[int]) -> Tensor:
