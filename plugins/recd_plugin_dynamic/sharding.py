@@ -92,7 +92,9 @@ class DynamicSharding(Sharding):
 
         return with_dynamic_tables(model, {each.name: self._layout(each) for each in tables})
 
-    def strategy(self, tables: Sequence[Table], context: PlanContext) -> DynamicStrategy:
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> DynamicStrategy | None:
+        if not tables:
+            return None
         from recd_plugin_dynamic.strategy import DynamicStrategy
 
         return DynamicStrategy({each.name: self._layout(each) for each in tables}, context)
