@@ -125,7 +125,7 @@ class Folder:
                 first += len(rows)
 
     def place(self, name: str) -> str:
-        return f"{self.root}: {name}" if name not in str(self.root) else str(self.root)
+        return str(self.root) if str(self.root).endswith(name) else f"{self.root}: {name}"
 
     def close(self, name: str) -> None:
         self._tables.pop(name, None)

@@ -12,8 +12,10 @@ import pytest
 from tests.commands import recd, refusal
 
 from recd_plugin_streaming.files import Files
+from recd_plugin_streaming.kafka import Kafka
 from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
 from recd_plugins.runtime.errors import DataError
+from recd_plugins.testing.contracts.plugin import PluginContract
 
 
 def write(folder: Any, name: str, rows: list[Any], **columns: Any) -> None:
@@ -28,6 +30,15 @@ def write(folder: Any, name: str, rows: list[Any], **columns: Any) -> None:
 def dataset(folder: Any, **options: Any) -> Files:
     values = {"path": str(folder), "columns": COLUMNS, "end": "latest", "poll_seconds": 0.2}
     return Files(Files.Options.model_validate(values | options))
+
+
+class TestPlugins(PluginContract):
+    @pytest.fixture(params=["files", "kafka"])
+    def plugin(self, request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+        if request.param == "files":
+            return dataset(tmp_path)
+        values = {"servers": "localhost:9092", "topic": "clicks", "columns": COLUMNS}
+        return Kafka(Kafka.Options.model_validate(values))
 
 
 @pytest.mark.parametrize("grouping", [{}, {"group_by": "session", "window_rows": 50}])
