@@ -60,7 +60,7 @@ def test_a_table_of_strings_becomes_a_model(
     assert len(items) == report["ids"] <= report["capacity"] == 448
     assert set(items["value"].to_pylist()) <= set(trained)
     said = refusal("run", "my.yaml", "--compare", *small)
-    assert "a sharding plugin for raw ids, which --compare and recd profile do not use" in said
+    assert "a sharding plugin for raw ids, which the baseline of --compare does not use" in said
 
 
 def test_rows_in_files_train_as_rows_in_memory(

@@ -42,8 +42,8 @@ def check_ids(
             raise DataError(
                 f"{place(rows, key, row_of(at))}: the id is {values[at]}{made}, but the table of "
                 f"this feature has rows 0 to {limit - 1}. Raise num_embeddings, or map the ids "
-                "with a hash, a vocabulary or a sharding plugin for raw ids, which --compare and "
-                f"recd profile do not use. Ids in this batch range from {int(values.min())} to "
+                "with a hash, a vocabulary or a sharding plugin for raw ids, which the baseline of "
+                f"--compare does not use. Ids in this batch range from {int(values.min())} to "
                 f"{int(values.max())}."
             )
 
