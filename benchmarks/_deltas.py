@@ -66,6 +66,7 @@ def _save(
             path.mkdir()
         whole = Checkpoints(kinds["full"], keep=1)
         chain = Checkpoints(kinds["deltas"], keep=1, full_every=_DELTAS + 1)
+        chain.load(dmp, optimizer)
         for step in range((_DELTAS + 1) * every):
             ids = names[np.searchsorted(ends, draw.random(_BATCH)).clip(max=len(names) - 1)]
             lengths = torch.ones(_BATCH, dtype=torch.int64)

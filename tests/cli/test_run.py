@@ -13,6 +13,8 @@ from tests.cli.programs import recd, report_of, run_until_killed
 from tests.forked import RECD
 from tests.small_registry import hashed, papercal, write_registry
 
+from recd_plugins.training.checkpoint_files import read_delta
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -91,9 +93,13 @@ def test_shardings_side_by_side(folder: Path) -> None:
 
 
 def test_overlapped_and_resumed_it_is_the_same_run(folder: Path, whole: dict[str, Any]) -> None:
-    """Its data-parallel tables learn in the optimizer's step, those of sequences before."""
-    registry = write(folder, folder / "overlapped", every=6)
+    """Its data-parallel tables learn in the optimizer's step, those of sequences before.
+
+    It resumes from a delta, saved after rows of the next step were looked up.
+    """
+    registry = write(folder, folder / "overlapped", every=2, full_every=4)
     assert report_of("run", registry, "training.overlap=true", "--steps=6")["losses"]
+    assert read_delta(folder / "overlapped" / "step-000000006") is not None
     resumed = report_of("run", registry, "training.overlap=true", "--resume")
     assert resumed["losses"] == whole["losses"]
 

@@ -88,7 +88,8 @@ class ChangedRows:
     def of(cls, dmp: DistributedModelParallel, consumer: str) -> ChangedRows:
         """Return the model's tracker after registering a consumer, for which no row has changed.
 
-        A consumer that is already registered loses its marks.
+        Register before the first batch, because earlier lookups are not tracked. A consumer that is
+        already registered loses its marks.
 
         Raises:
             SetupError: the model already has 8 consumers.

@@ -288,10 +288,10 @@ class Checkpoints:
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
         """Load the newest undamaged checkpoint and return its progress, or step 0 without one.
 
-        All ranks must call this. The number of ranks and the plan may differ from the run that
-        saved the checkpoint. With the same number of ranks, each rank restores its random
-        generators and buffers. A damaged checkpoint is reported on stderr and renamed; then the
-        previous one is loaded.
+        All ranks must call this, before the first batch. The number of ranks and the plan may
+        differ from the run that saved the checkpoint. With the same number of ranks, each rank
+        restores its random generators and buffers. A damaged checkpoint is reported on stderr and
+        renamed; then the previous one is loaded.
 
         Raises:
             RecdError: the checkpoint does not fit the model or belongs to another run, or all
@@ -319,6 +319,7 @@ class Checkpoints:
                 f"{self._folder}: all checkpoints are damaged ({'; '.join(broken.values())}). "
                 "Restore an undamaged copy, or train from the start in another folder."
             )
+        self._deltas.loaded(None, dmp)
         return Progress()
 
     def rank_state(self, step: int) -> dict[str, np.ndarray]:
@@ -438,6 +439,8 @@ class _Deltas:
         self._consumer = f"checkpoints of {folder}"
         self._tracker: ChangedRows | None = None
         self._model: weakref.ref[nn.Module] | None = None
+        # Whether tracking began during training. Lookups before that may change rows after it.
+        self._is_late = False
         # The checkpoint since which rows are tracked: path, digest of its manifest, number of
         # checkpoints that it consists of, and names of its tensors.
         self._last: tuple[Path, str, int, set[str]] | None = None
@@ -452,10 +455,12 @@ class _Deltas:
         last, self._last = self._last, None  # if saving fails, the next one is full
         if self._full_every == 1:
             return None, []
-        if self._tracker is None or self._model is None or self._model() is not dmp.module:
+        tracker = self._tracker
+        if tracker is None or self._model is None or self._model() is not dmp.module:
             self._track(dmp)
+            self._is_late = True
             return None, []
-        changed = self._tracker.take(self._consumer)
+        changed = tracker.take(self._consumer)
         if last is None or last[2] >= self._full_every or last[0] == final:
             return None, []
         path, sha256, _, known = last
@@ -484,15 +489,17 @@ class _Deltas:
 
     def saved(self, path: Path, document: Mapping[str, Any]) -> None:
         """Track changes since a checkpoint that was saved."""
-        if self._full_every > 1:
+        if self._full_every > 1 and not self._is_late:
             names = together(lambda: set(tensors_of(document)))
             self._last = *_state_of(path), set().union(*names)
+        self._is_late = False
 
-    def loaded(self, path: Path, dmp: DistributedModelParallel) -> None:
-        """Track changes since a checkpoint that was loaded."""
+    def loaded(self, path: Path | None, dmp: DistributedModelParallel) -> None:
+        """Track changes since a checkpoint that was loaded, or since the start without one."""
         if self._full_every > 1:
             self._track(dmp)
-            self._last = *_state_of(path), set(read_metadata(path).state_dict_metadata)
+            if path is not None:
+                self._last = *_state_of(path), set(read_metadata(path).state_dict_metadata)
 
     def _track(self, dmp: DistributedModelParallel) -> None:
         self._tracker, self._model = ChangedRows.of(dmp, self._consumer), weakref.ref(dmp.module)
