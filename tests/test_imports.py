@@ -71,7 +71,7 @@ FILES = {
     for folder in (*ROOT.glob("plugins/*"), *ROOT.glob("examples/*"))
 }
 PUBLIC = re.compile(
-    rf"recd_plugins(\.(api|testing)\b.*|\.({'|'.join(recd_plugins.__all__)}))?|recd_plugin_\w+\.api"
+    rf"recd_plugins(\.(api|serving|testing)\b.*|\.({'|'.join(recd_plugins.__all__)}))?|recd_plugin_\w+\.api"
 )
 
 

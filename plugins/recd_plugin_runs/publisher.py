@@ -19,7 +19,7 @@ from recd_plugin_runs.export import (
     serving_model,
 )
 from recd_plugin_runs.row_files import RowFiles, dense_file, digest
-from recd_plugins.api import ChangedRows, RunStart, file_utils, rank_agreement
+from recd_plugins.api import ChangedRows, RunStart, common_name, file_utils, rank_agreement
 
 
 class Publisher:
@@ -74,7 +74,8 @@ class Publisher:
         """Write a version as a delta, a base or both."""
         self._published, self._step = time.monotonic(), step
         self._sequence += 1
-        trained_at, state = time.time(), self._model.state_dict()
+        trained_at = time.time()
+        state = {common_name(name): each for name, each in self._model.state_dict().items()}
         changed = self._changed.take(self._consumer)
         for kind in kinds:
             folder = self.options.folder / f"{kind}-{self._sequence:08d}"

@@ -91,7 +91,8 @@ class RowFiles:
         """Return the rows to publish of a table that maps ids to rows, and the columns of ids."""
         (shard,) = index.local_shards()
         ids = shard.tensor
-        rows = shard.metadata.shard_offsets[0] + torch.arange(len(ids))
+        first = shard.metadata.shard_offsets[0]
+        rows = first + torch.arange(len(ids))
         removed = torch.full_like(ids, _FREE)
         chosen = ids != _FREE
         if not is_base:
@@ -99,7 +100,9 @@ class RowFiles:
             differs = ids != before
             removed[differs] = before[differs]
             if changed is not None:
-                chosen &= torch.isin(rows, changed)
+                trained = torch.zeros(len(ids), dtype=torch.bool)
+                trained[changed - first] = True
+                chosen &= trained
             chosen |= differs
         return rows[chosen], {"id": ids[chosen].numpy(), "removed": removed[chosen].numpy()}
 

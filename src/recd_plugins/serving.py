@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from torch import Tensor, nn
 
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.files import read_note
+
+__all__ = ["LiveModel", "LiveVersion"]
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +155,7 @@ class LiveModel:
         program = current["program"]
         loaded = LiveVersion(self.folder / program["folder"], program["sha256"], self._programs)
         manifest = _manifest(self.folder, current["base"])
-        self._apply(loaded, manifest, current["base"])
+        self._apply(loaded, manifest, current["base"], nullcontext())  # no request sees it yet
         loaded.digest = manifest["delta"] or loaded.digest
         return loaded
 
@@ -181,16 +183,20 @@ class LiveModel:
                     f"{where}: the delta does not continue the served version "
                     f"{version.sequence}. Wait for the next base."
                 )
-            self._apply(version, manifest, one)
+            self._apply(version, manifest, one, self._lock.exclusive())
             count += 1
         return count
 
     def _apply(
-        self, version: LiveVersion, manifest: Mapping[str, Any], entry: Mapping[str, Any]
+        self,
+        version: LiveVersion,
+        manifest: Mapping[str, Any],
+        entry: Mapping[str, Any],
+        lock: AbstractContextManager[None],
     ) -> None:
         """Write a base or delta into a version, after all of its files are read and checked."""
         changes = version.read(self.folder / entry["folder"], manifest)
-        with self._lock.exclusive(), torch.no_grad():
+        with lock, torch.no_grad():
             for change in changes:
                 change()
             version.sequence, version.digest = entry["sequence"], entry["sha256"]

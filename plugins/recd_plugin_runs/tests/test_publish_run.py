@@ -35,10 +35,11 @@ SECTIONS = {
         "{use: torchrec.column_wise, tables: [t_tags]}]",
         62,
     ),
-    "tiers": ('sharding: [{use: flexshard.joint, tables: ["*"]}]', 100),
+    "replicated": ('sharding: [{use: torchrec.data_parallel, tables: ["*"]}]', 100),
+    "tiers": ("sharding: [{use: flexshard.joint, tables: [t_tags]}]", 100),
     "cache": ('cache: [{use: scars.cache, tables: ["*"], options: {share: 0.1}}]', 100),
 }
-TODAY = SECTIONS if settings.get_current_profile_name() == "nightly" else ("dynamic",)
+TODAY = SECTIONS if settings.get_current_profile_name() == "nightly" else ("dynamic", "replicated")
 
 
 @pytest.mark.parametrize("name", TODAY)
