@@ -16,7 +16,6 @@ import recd_plugins
 from recd_plugins.testing.gloo import run_on_ranks
 
 OPTIONS = {"buckets": 4, "eviction": "lfu", "half_life": 3, "min_count": 2}
-SECTIONS = {"sharding": [{"use": "dynamic.table", "tables": ["t_a"], "options": OPTIONS}]}
 
 
 def batches(rank: int) -> list[KeyedJaggedTensor]:
@@ -34,10 +33,12 @@ def batches(rank: int) -> list[KeyedJaggedTensor]:
     return made
 
 
-def outputs(rank: int, size: int, deduplicated: bool) -> list[list[float]]:
+def outputs(rank: int, size: int, deduplicated: bool, coalesce: bool) -> list[list[float]]:
     torch.manual_seed(1)
+    options = {**OPTIONS, "coalesce": coalesce}
+    sections = {"sharding": [{"use": "dynamic.table", "tables": ["t_a"], "options": options}]}
     model = nn.Sequential(sharded.bags("a", "b", rows=60))
-    ready = recd_plugins.wrap(model, SECTIONS, batch_size=8)
+    ready = recd_plugins.wrap(model, sections, batch_size=8)
     params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}
     sharders = ready.sharders(fused_params=params)
     plan = ready.planner().collective_plan(ready.model, sharders, sharded.everyone().process_group)
@@ -58,9 +59,10 @@ def outputs(rank: int, size: int, deduplicated: bool) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_deduplicated_batches_train_alike(size: int) -> None:
-    plain, deduplicated = (run_on_ranks(outputs, size, each) for each in (False, True))
+@pytest.mark.parametrize(("size", "coalesce"), [(1, False), (2, False), (2, True)])
+def test_deduplicated_batches_train_alike(size: int, coalesce: bool) -> None:
+    plain = run_on_ranks(outputs, size, False, False)
+    deduplicated = run_on_ranks(outputs, size, True, coalesce)
     assert any(any(each) for each in plain[0][1:])
     for own, other in zip(plain, deduplicated, strict=True):
         for values, others in zip(own, other, strict=True):
