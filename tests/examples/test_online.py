@@ -1,0 +1,68 @@
+"""The example of online training: messages that arrive change the served model."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.forked import RECD
+
+from recd_plugin_runs.encode import Encoder
+from recd_plugins.serving import LiveModel
+
+pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "online"
+#: An item that is often shown from request 500 on, and one that does not exist.
+NEW, UNKNOWN = 104_729_000_021 * (500 + 500 // 20 - 1), 5
+
+
+def scores(live: LiveModel) -> list[float]:
+    """Score the two items for the same user."""
+    rows = [{"user": 1, "item": item, "history": [2]} for item in (NEW, UNKNOWN)]
+    with live.version() as version:
+        inputs = Encoder(version.folder).encode(rows).tensors()
+        found: list[float] = version.programs["model.pt2"](*inputs).tolist()
+        return found
+
+
+def wait_until(is_done: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 90
+    while not is_done():
+        assert run.poll() is None, "the run ended"
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def test_messages_change_the_served_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recd_plugin_streaming.tests.cluster import Cluster
+
+    cluster = Cluster()
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(EXAMPLE / "registry.yaml", tmp_path)
+
+    def send(first: int, requests: int, rate: float) -> None:
+        numbers = [f"--first={first}", f"--requests={requests}", f"--rate={rate}"]
+        subprocess.run([sys.executable, EXAMPLE / "send.py", cluster.servers, *numbers], check=True)
+
+    send(0, 400, 1e9)
+    servers = f"dataset.options.servers={cluster.servers}"
+    with subprocess.Popen([RECD, "run", "registry.yaml", servers]) as run:
+        try:
+            wait_until(Path("live/current.json").exists, run)
+            live = LiveModel("live")
+            new, unknown = scores(live)
+            assert new == unknown
+            send(400, 800, 150)
+            wait_until(lambda: live.update() > 0 and len({*scores(live)}) == 2, run)
+            assert 0 <= live.freshness < 90
+        finally:
+            run.send_signal(signal.SIGTERM)
+            run.wait(60)
+    assert list(Path("checkpoints").glob("step-*"))
