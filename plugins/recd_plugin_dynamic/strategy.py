@@ -35,6 +35,14 @@ class DynamicStrategy(TableStrategy):
             )
         }
 
+    def describe(self, table: str) -> Sequence[str]:
+        if (layout := self.tables.get(table)) is None:
+            return []
+        return [
+            f"dynamic: {layout.capacity:,} ids in {layout.num_buckets} buckets, "
+            f"eviction: {layout.policy.name}"
+        ]
+
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> dict[str, Any]:  # noqa: ARG003
         from recd_plugin_dynamic.runtime.sharded import rank_indices

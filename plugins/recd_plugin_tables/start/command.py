@@ -207,6 +207,8 @@ def init(
         _check_same(file, text, table)
     file_utils.write_text(file, text)
     _say(guesses, file, positive_said=positive_from is not None)
+    if dynamic and "use: dynamic.table" not in text:
+        click.echo("No table is dynamic, because no column has more than 256 distinct ids.")
     if histories is None and force is not None:
         from recd_plugin_tables.start.histories import event_log_beside
 
