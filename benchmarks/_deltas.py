@@ -95,6 +95,6 @@ def _model(kind: str, rows: int) -> DistributedModelParallel:
     params = fused_params(_TRAINING)
     sharder: Any = ExactEmbeddingBagCollectionSharder(params)
     if kind == "dynamic":
-        layout = DynamicTable(_BUCKETS, rows // _BUCKETS - 1, LeastRecentlyUsed())
+        layout = DynamicTable(_BUCKETS, rows // _BUCKETS, LeastRecentlyUsed())
         model, sharder = with_dynamic_tables(model, {"t": layout}), DynamicBagsSharder(params)
     return shard(model, "0", {"t": row_wise(compute_kernel="fused")}, sharder, torch.device("cpu"))
