@@ -239,6 +239,10 @@ class KafkaSource(Source):
                     yield self._chunk(partition, existing)
             if not by_partition:
                 yield None
+            for partition in self._wanted:
+                _, high = topic.watermarks(partition, cached=True)
+                name = str(partition)
+                self._highs[name] = max(high, self._highs[name], self._next[partition])
 
     def _skip_deleted(self, topic: Topic, partition: int) -> None:
         """Move to the oldest message, or raise DataError, if the next message was deleted."""
@@ -259,9 +263,6 @@ class KafkaSource(Source):
             for place in sorted(bad):
                 offset = int(offsets[place])
                 self._dead.add(str(partition), offset, values[place], bad[place])
-        assert self._topic is not None, "start() is called first"
-        _, high = self._topic.watermarks(partition, cached=True)
-        self._highs[str(partition)] = max(high, until)
         return Chunk(str(partition), rows, offsets[places], until, ((until, None),))
 
     def lag(self, positions: Positions, done: Container[str]) -> int:  # noqa: ARG002
