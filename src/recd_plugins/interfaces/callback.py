@@ -167,7 +167,10 @@ class RegressionQuality:
 
 @dataclass(frozen=True)
 class RunEvaluation(RunEvent):
-    """Event with the result of an evaluation. ``metrics`` has the values of metric plugins."""
+    """Event with the result of an evaluation. ``metrics`` has the values of metric plugins.
+
+    The split of a window of ``training.progressive_validation`` is ``train``.
+    """
 
     split: Split
     quality: Quality
