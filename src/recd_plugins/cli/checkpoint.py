@@ -48,7 +48,7 @@ def checkpoint() -> None:
 def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
     """List checkpoints with their sizes, and mark the one with the best validation result.
 
-    Reports missing files and files of wrong size. Use verify to check the contents.
+    Reports missing files and wrong sizes. Use verify to check the contents.
     """
     reports = [_check_sizes(each) for each in _found(path)]
     try:

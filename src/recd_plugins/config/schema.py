@@ -241,8 +241,7 @@ class TrainingSpec(Spec):
         default=None,
         description="Cluster to plan tables for: a file from `recd calibrate`, or a name that "
         "`recd plan --topology` accepts. With null, `recd run` on several nodes measures the "
-        "cluster at startup, which takes 10 to 20 seconds on idle machines. Other commands and "
-        "runs on one node then use topology `machine`, without measurements.",
+        "cluster at startup (10 to 20 seconds), and other commands use topology `machine`.",
     )
     workers: StrictInt = Field(
         default=0,
@@ -274,8 +273,7 @@ class TrainingSpec(Spec):
         default=60.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds without progress until the run prints which ranks wait for which "
-        "other ranks.",
+        description="Seconds without progress until the run prints which ranks wait.",
     )
     hang_timeout: float | None = Field(
         default=1500.0,
