@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
@@ -35,15 +36,37 @@ _COMMON = (  # described once, in docs/commands.md
     "--topology",
     "--nodes",
 )
-_HELP_ONLY = ("checkpoint", "criteo", "logs", "profile", "trace")  # options are only in --help
+_HELP_ONLY = (  # options are only in --help
+    "calibrate",
+    "checkpoint",
+    "convert-layout",
+    "criteo",
+    "doctor",
+    "histories",
+    "logs",
+    "papercal",
+    "plugins",
+    "profile",
+    "rank",
+    "report",
+    "rm1",
+    "rm2",
+    "rm3",
+    "schema",
+    "simulate",
+    "trace",
+    "validate",
+)
 _ARGUMENTS = """\
 REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
 KEY=VALUE overrides a value, as in recd run.
 """  # as in docs/commands.md
-_KEYS = {  # of options whose keys another page describes
+_KEYS = {  # of options, with or without their plugin, whose keys another page describes
     "generate": "Keys: the options of [`recd generate`](../../docs/commands.md#recd-generate), "
     "with `rows` required.",
     "source.storage": "Keys: those of [recd.session_parquet](../recd_plugin_recd/README.md).",
+    "streaming.files.storage": "Keys: those of "
+    "[recd.session_parquet](../recd_plugin_recd/README.md).",
 }
 _BLOCK = re.compile(r"(<!-- (options: ([\w.]+)|commands) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -56,19 +79,33 @@ def pages() -> Iterator[Path]:
 
 def filled(text: str) -> str:
     """Return the text of a page with its generated parts as they should be."""
+    seen: dict[str, str] = {}
 
     def fill(match: re.Match[str]) -> str:
-        content = commands() if match[3] is None else options(match[3])
+        content = commands() if match[3] is None else options(match[3], seen)
         return f"{match[1]}\n{content}\n{match[4]}"
 
     return _BLOCK.sub(fill, text)
 
 
-def options(name: str) -> str:
-    """Return the table of a section's or plugin's keys."""
-    rows = list(_rows(_model(name)))
-    head = ["| key | default | meaning |", "|---|---|---|"]
-    return "".join(f"{line}\n" for line in head + rows)
+def options(name: str, seen: dict[str, str]) -> str:
+    """Return the table of a section's or plugin's keys.
+
+    ``seen`` maps each row of earlier tables of the page to its plugin. If at least three rows of a
+    plugin repeat, one row names their keys.
+    """
+    rows = list(_rows(_model(name), name))
+    plugins = Counter(seen[row] for row in rows if row in seen)
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    lines += [row for row in rows if plugins[seen.get(row, "")] < 3]
+    for plugin, count in plugins.items():
+        if count >= 3:
+            keys = (row.split(" | ")[:2] for row in rows if seen.get(row) == plugin)
+            names = ", ".join(f"{key[2:]}{' (required)' * (of == 'required')}" for key, of in keys)
+            lines.append(f"| {names} | | as in `{plugin}` |")
+    for row in rows:
+        seen.setdefault(row, name)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _model(name: str) -> type[BaseModel]:
@@ -80,7 +117,7 @@ def _model(name: str) -> type[BaseModel]:
     raise SystemExit(f"no section or plugin is named {name}")
 
 
-def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _rows(model: type[BaseModel], plugin: str, prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         inner = _inner(field.annotation)
@@ -93,10 +130,11 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         values = _values(field.annotation)
         if not {*map(str, values)} <= {*re.findall(r"\w+", meaning)}:
             meaning += f" One of {', '.join(f'`{each}`' for each in values)}."
-        meaning += f" {_KEYS[key]}" if key in _KEYS else ""
+        keys = _KEYS.get(key, _KEYS.get(f"{plugin}.{key}", ""))
+        meaning += f" {keys}" if keys else ""
         yield f"| `{key}` | {default} | {meaning} |"
-        if inner is not None and key not in _KEYS:
-            yield from _rows(inner, f"{key}.")
+        if inner is not None and not keys:
+            yield from _rows(inner, plugin, f"{key}.")
 
 
 def _inner(annotation: Any) -> type[BaseModel] | None:
@@ -133,16 +171,18 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
             continue
         seen[alike] = f"{path} {name}"
         shown = path if name in usage.split() else f"{path} {name}"  # TABLE is an argument
-        if not isinstance(command, click.Group):
+        if not isinstance(command, click.Group) and usage != "[OPTIONS]":
             yield f"`{shown} {usage}`\n"
         yield f"{prose.replace(_ARGUMENTS, '').strip()}\n"
         for each in examples:
             yield f"```sh\n{each.strip()}\n```\n"
+        if name in _HELP_ONLY:
+            if isinstance(command, click.Group):
+                yield "".join(_subcommands(command, f"{path} {name}", inner))
+            continue
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
         if common := sorted(filter(None, map(_common, command.get_params(inner)))):
             rows += f"| {', '.join(common)} | [common](#common-options) |\n"
-        if path.split()[-1] in _HELP_ONLY:
-            continue
         if rows in seen:
             yield f"The options are those of `{seen[rows]}`.\n"
         elif rows:
@@ -150,6 +190,17 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
             seen[rows] = f"{path} {name}"
         if isinstance(command, click.Group):
             yield from _commands(command, f"{path} {name}", inner)
+
+
+def _subcommands(group: click.Group, path: str, context: click.Context) -> Iterator[str]:
+    """Yield a list item per subcommand: its usage and the first paragraph of its help."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        pieces = command.collect_usage_pieces(click.Context(command, info_name=name))
+        usage = " ".join([path, name, *pieces[1:]])
+        summary = (command.help or "").split("\n\n")[0]
+        yield f"- `{usage}`: {' '.join(summary.split())}\n"
 
 
 def _common(option: click.Parameter) -> str:
