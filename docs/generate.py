@@ -36,7 +36,7 @@ _COMMON = (  # described once, in docs/commands.md
     "--topology",
     "--nodes",
 )
-_HELP_ONLY = (  # options are only in --help
+_HELP_ONLY = (  # options and examples are only in --help
     "calibrate",
     "checkpoint",
     "convert-layout",
@@ -174,12 +174,12 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         if not isinstance(command, click.Group) and usage != "[OPTIONS]":
             yield f"`{shown} {usage}`\n"
         yield f"{prose.replace(_ARGUMENTS, '').strip()}\n"
-        for each in examples:
-            yield f"```sh\n{each.strip()}\n```\n"
         if name in _HELP_ONLY:
             if isinstance(command, click.Group):
                 yield "".join(_subcommands(command, f"{path} {name}", inner))
             continue
+        for each in examples:
+            yield f"```sh\n{each.strip()}\n```\n"
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
         if common := sorted(filter(None, map(_common, command.get_params(inner)))):
             rows += f"| {', '.join(common)} | [common](#common-options) |\n"
