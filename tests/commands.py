@@ -1,7 +1,5 @@
 """Commands of ``recd`` in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from click.testing import CliRunner, Result

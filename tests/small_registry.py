@@ -1,7 +1,5 @@
 """A small table and registries for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

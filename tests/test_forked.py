@@ -1,7 +1,5 @@
 """Programs of tests and the fork server of readers and ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A small registry in a folder of its own, and commands on it in this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``recd doctor``: installations that do and do not fit together, and models of trainers."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import sys

@@ -1,7 +1,5 @@
 """What options refuse before any work is done."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

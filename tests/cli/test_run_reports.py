@@ -1,7 +1,5 @@
 """`recd run` writes files that packages have the options of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """No row is read twice or lost, whatever the ranks and wherever a run stops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A model with a table for each kind of sharding, and its batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

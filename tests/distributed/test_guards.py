@@ -1,7 +1,5 @@
 """What goes wrong with TorchRec alone, what is mended, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Links lead somewhere, the index to every page, and the site needs no network."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Features of a batch stored at once, as each by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

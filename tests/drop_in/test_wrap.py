@@ -1,7 +1,5 @@
 """A model of a trainer, with a registry file or without: what is the trainer's stays so."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The examples criteo, random and trace, smaller, as their READMEs say."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The example of online training: messages that arrive change the served model."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

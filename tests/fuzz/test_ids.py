@@ -1,7 +1,5 @@
 """Ids that no row of a table has, on every way that ids take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

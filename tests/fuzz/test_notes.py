@@ -1,7 +1,5 @@
 """Files that one command writes for another, or for itself, and that somebody changed meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

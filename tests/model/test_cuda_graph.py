@@ -1,7 +1,5 @@
 """Layers replayed as CUDA graphs train like layers without graphs."""
 
-from __future__ import annotations
-
 import copy
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """A chooser of a plugin is asked once, and replaced by its choice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Table parts as the framework asks them: errors name the entry, its plugin and the method."""
 
-from __future__ import annotations
-
 from inspect import signature
 from pathlib import Path
 from typing import Any

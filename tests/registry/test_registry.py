@@ -1,7 +1,5 @@
 """What a registry file that is right gives, and the versions of its plugins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

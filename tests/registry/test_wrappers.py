@@ -1,7 +1,5 @@
 """Wrappers of a dataset: ``dataset.wrap`` in registry files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small model that is trained and saved, and copies of its checkpoint that are spoiled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

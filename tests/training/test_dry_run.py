@@ -1,7 +1,5 @@
 """What a run would do up to its first step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

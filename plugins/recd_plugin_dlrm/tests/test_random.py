@@ -1,7 +1,5 @@
 """Dataset ``dlrm.random``: what is drawn, and that every row is itself wherever it is made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

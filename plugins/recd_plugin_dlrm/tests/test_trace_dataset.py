@@ -1,7 +1,5 @@
 """Dataset ``dlrm.trace``: ids have the profiled locality, and are drawn once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The contracts of the package's plugins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Dynamic tables in an existing trainer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of clicks for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dataset ``recd.interactions``: formats, sessions, features and splits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

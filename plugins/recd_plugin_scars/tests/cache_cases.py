@@ -1,7 +1,5 @@
 """What ranks run, and registries with caches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small table of sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

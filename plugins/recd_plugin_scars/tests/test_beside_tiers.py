@@ -1,7 +1,5 @@
 """A cached table, and one with an optimizer of its own, beside tiers in one EmbeddingCollection."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

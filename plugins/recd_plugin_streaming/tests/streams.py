@@ -1,7 +1,5 @@
 """Rows of tests, and what readers of streams yield."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """``streaming.files``: batches, positions and faults."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """``streaming.kafka`` against librdkafka's mock cluster: batches, positions and faults."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Preprocessing of this package: contracts, and what is fitted, against numpy."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from contextlib import nullcontext

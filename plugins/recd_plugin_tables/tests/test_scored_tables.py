@@ -1,7 +1,5 @@
 """Tables that a dataset ``tables.table`` scores: ids are those that training has."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Values of every type, against what Python itself makes of them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import math

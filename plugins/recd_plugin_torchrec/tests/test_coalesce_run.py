@@ -1,7 +1,5 @@
 """A run with coalesced tables, of bags and in tiers of rows, is the run without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

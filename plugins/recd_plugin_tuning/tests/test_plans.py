@@ -1,7 +1,5 @@
 """`recd plan --auto`, `--scaling` and `--batch-size auto`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

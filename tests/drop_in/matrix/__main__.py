@@ -1,7 +1,5 @@
 """Runs every cell of the trainer matrix and writes the outcomes as a page."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Modules with embedding tables, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

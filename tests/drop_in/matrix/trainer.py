@@ -1,7 +1,5 @@
 """A trainer on one rank: with recd_plugins, with TorchRec alone, or unsharded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager

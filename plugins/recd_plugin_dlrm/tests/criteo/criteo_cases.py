@@ -1,7 +1,5 @@
 """Small files of Criteo's format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The same rows in another format are the same batches."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

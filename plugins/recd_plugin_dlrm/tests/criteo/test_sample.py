@@ -1,7 +1,5 @@
 """``recd criteo sample``."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

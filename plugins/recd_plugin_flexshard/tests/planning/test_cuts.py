@@ -1,7 +1,5 @@
 """FlexShard's cuts: the reference cases, several tables, budgets, and what cannot be kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The model, the data and the training of the tests of tiered tables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext

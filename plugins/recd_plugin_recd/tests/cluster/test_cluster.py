@@ -1,7 +1,5 @@
 """``recd cluster``: what it writes, whatever the memory, types, partitions and layout."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

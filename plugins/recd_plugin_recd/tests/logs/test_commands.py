@@ -1,7 +1,5 @@
 """``recd logs write`` and ``read``."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The parity model with cached tables and without, and its training on one rank."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

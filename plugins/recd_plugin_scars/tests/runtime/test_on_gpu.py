@@ -1,7 +1,5 @@
 """The cache of frequent rows on the fake CUDA device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints of cached tables are those of plain ones, and have what the fast memory learned."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

@@ -1,7 +1,5 @@
 """Backing stores, and the thread that moves their rows."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FBGEMM's UVM cache on the fake CUDA device, whose lookups bypass the cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
