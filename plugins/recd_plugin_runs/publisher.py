@@ -49,13 +49,19 @@ class Publisher:
         self._previous: str | None = None  # digest of the newest version
         self._since_base = 0
         self._publish(start.step, "base")
+        self._checked, self._next_check = (start.step, self._published), start.step + 1
 
     def is_due(self, step: int) -> bool:
         """Return whether to publish after this step. All ranks must call this."""
-        due = step % self.options.every == 0
-        if self.options.seconds is not None:
-            late = time.monotonic() - self._published >= self.options.seconds
-            due = rank_agreement.from_rank_0(late) or due
+        due, seconds = step % self.options.every == 0, self.options.seconds
+        if seconds is not None and step >= self._next_check:
+            now = time.monotonic()
+            rate = (step - self._checked[0]) / (now - self._checked[1])
+            # Ranks agree ten times per interval, because they would wait for each other each step.
+            steps = max(1, int(rate * seconds / 10))
+            is_late, steps = rank_agreement.from_rank_0((now - self._published >= seconds, steps))
+            self._checked, self._next_check = (step, now), step + steps
+            due = due or is_late
         return due
 
     def publish_delta(self, step: int) -> None:

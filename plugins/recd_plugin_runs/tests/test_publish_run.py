@@ -49,6 +49,7 @@ def test_scores_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     new = pq.read_table(tmp_path / "test" / "a.parquet").drop_columns(["label"])
     pq.write_table(new, tmp_path / "new.parquet")
     live: LiveModel | None = None
+    left = tmp_path / "live" / "delta-00000009"
     for steps in (7, 10):
         text = REGISTRY.format(folder=tmp_path, sections=sections, rows=rows, steps=steps)
         (tmp_path / "dynamic.yaml").write_text(text)
@@ -85,7 +86,10 @@ def test_scores_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
                 np.abs(_scores(LiveModel(tmp_path / "live"), new.to_pylist()) - expected).max()
                 <= 1e-6
             )
+            left.mkdir()  # as by a run that was killed
         else:
+            assert not left.exists()
+            assert (tmp_path / "live" / "base-00000010").is_dir()
             assert live.update() >= 1  # the resumed run has programs of its own
         assert np.abs(_scores(live, new.to_pylist()) - expected).max() <= 1e-6
         with live.version() as version:
