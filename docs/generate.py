@@ -37,11 +37,13 @@ _COMMON = (  # described once, in docs/commands.md
     "--nodes",
 )
 _HELP_ONLY = (  # options and examples are only in --help
+    "analyze",
     "calibrate",
     "checkpoint",
     "convert-layout",
     "criteo",
     "doctor",
+    "generate",
     "histories",
     "logs",
     "papercal",
