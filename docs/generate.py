@@ -2,7 +2,7 @@
 
 Between ``<!-- options: NAME -->`` and ``<!-- end -->`` stands a table of the keys of a section of
 ``registry.yaml`` (``training``, ``model``) or of a plugin's options (``scars.cache``). Below
-``<!-- commands -->`` stand all commands with their options.
+``<!-- commands -->`` stand all commands, the most used ones with their options.
 """
 
 from __future__ import annotations
