@@ -39,8 +39,8 @@ class DynamicOptions(PluginOptions):
     eviction: str = Field(
         default="lru",
         description="Which ids a full bucket evicts: lru (earliest last batch), lfu (fewest "
-        "batches), ttl (no batch for option 'steps'), none (an error), or MODULE:CLASS, an "
-        "EvictionPolicy of your own.",
+        "batches), ttl (none for more than 'steps' steps, also if the bucket is not full), none "
+        "(an error), or MODULE:CLASS, an EvictionPolicy of your own.",
     )
     half_life: float | None = Field(
         default=None,
@@ -54,7 +54,9 @@ class DynamicOptions(PluginOptions):
         description="With eviction: ttl, ids without a batch for this many steps are evicted.",
     )
     min_count: int = Field(
-        default=1, ge=1, description="Number of batches with an id before the id gets a row."
+        default=1,
+        ge=1,
+        description="An id gets a row in this batch of its batches; 1 is the first.",
     )
     coalesce: bool = Field(
         default=False, description="Send each distinct id only once per batch and rank."

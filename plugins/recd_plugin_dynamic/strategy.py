@@ -69,7 +69,7 @@ class TableReport:
         ids: number of ids that have a row at the end of the run.
         inserted: number of times that an id got a row.
         evicted: number of times that an id lost its row.
-        not_admitted: distinct ids of a batch that have no row, summed over the steps of the run.
+        not_admitted: ids that got no row because of ``min_count``. An id counts once per step.
     """
 
     capacity: int

@@ -1,5 +1,7 @@
 """The example of online training: messages that arrive change the served model."""
 
+import json
+import re
 import shutil
 import signal
 import subprocess
@@ -60,6 +62,10 @@ def test_messages_change_the_served_model(tmp_path: Path, monkeypatch: pytest.Mo
             send(400, 800, 150)
             wait_until(lambda: live.update() > 0 and len({*scores(live)}) == 2, run)
             assert 0 <= live.freshness < 90
+            body = json.loads(re.findall(r"-d '(.*?)'", (EXAMPLE / "README.md").read_text())[0])
+            with live.version() as version:
+                features = json.loads((version.folder / "signature.json").read_text())["features"]
+            assert {each["feature"] for each in features if each["user"]} == set(body["request"])
         finally:
             run.send_signal(signal.SIGTERM)
             run.wait(60)

@@ -48,7 +48,7 @@ class IdIndex:
         first_bucket: first bucket of this rank.
         last_bucket: end of the buckets of this rank, exclusive.
         num_buckets: number of buckets of all ranks.
-        rows_per_bucket: capacity of each bucket. Choose at least a few hundred, since buckets
+        rows_per_bucket: capacity of each bucket. Choose at least 100, since buckets
             differ in their numbers of ids.
         policy: selects the ids that a full bucket evicts.
         keep_steps: number of latest steps, including the current one, whose ids are not evicted.
@@ -107,7 +107,7 @@ class IdIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the index and its candidates."""
+        """Bytes of the index, including counts of ids that are not admitted yet."""
         slots = 0 if self._candidates is None else self._candidates._slots.nbytes
         return slots + self._slots.nbytes + sum(each.nbytes for each in self.state().values())
 

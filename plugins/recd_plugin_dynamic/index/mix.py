@@ -57,7 +57,7 @@ def mix_one(number: Any) -> Any:
 
 
 def bucket_width(num_buckets: int) -> int:
-    """Return the number of mixed ids in each bucket. The last bucket may have more."""
+    """Return the width of a bucket's range of mixed ids. The last bucket's may be wider."""
     return min(_MODULUS // num_buckets, _MASK)
 
 

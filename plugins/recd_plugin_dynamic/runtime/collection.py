@@ -44,7 +44,7 @@ class TableIndex(nn.Module):
         self.register_buffer("_order", order, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the table row of each id, int64 ``[n]``; the default row for unknown ids."""
+        """Return the table row of each id, int64 ``[n]``; 0 for unknown ids."""
         ids = ids.long()
         place = torch.searchsorted(self._sorted, ids).clamp(max=self._sorted.shape[0] - 1)
         return torch.where(self._sorted[place] == ids, self._order[place], 0)

@@ -375,7 +375,7 @@ class DatasetWrapper(Dataset):
         """Check the setup before training starts. ``lookups`` is already set.
 
         Raises:
-            RecdError: the wrapper cannot run. The caller adds the line of the registry.yaml entry.
+            RecdError: the wrapper cannot run. The caller adds file and line number to the message.
         """
 
     def session_reader(

@@ -169,7 +169,7 @@ class UserSide:
 def request_rows(
     features: KeyedJaggedTensor, names: Iterable[str], dense: Tensor | None = None
 ) -> RequestRows | None:
-    """Return request rows, the runs of adjacent rows with equal user features.
+    """Return request rows: one per run of adjacent rows with equal user features.
 
     Args:
         features: a deduplicated batch, from ``Wrapped.dedup``.
@@ -177,7 +177,7 @@ def request_rows(
         dense: dense user features, ``[B, n]``.
 
     Returns:
-        The request rows, or None if the batch is not deduplicated. CUDA tensors are synchronized.
+        The request rows, or None if the batch is not deduplicated. Waits for CUDA.
     """
     unique = unique_rows(features)
     indices = unique.inverse_indices_or_none()

@@ -70,15 +70,16 @@ class ChangedRows:
     not count. Loading a state dict marks all rows of a module. Each consumer reads and clears its
     own marks. Nothing is tracked before the first consumer is registered.
 
-    Fused kernels of TorchRec and kernels derived from them are tracked. All other tables, such as
-    data-parallel ones, are not in ``tables``, so consumers must read all their rows.
+    TorchRec's fused kernels and their subclasses are tracked, if their optimizer and weight decay
+    change only rows with a gradient. All other tables, such as data-parallel ones, are not in
+    ``tables``, so consumers must read all their rows.
 
     If a sharded module or kernel changes rows without a lookup, it defines a method
-    ``track_changed_rows(mark)``. It keeps the function ``mark``, and calls it with a table's name
+    ``track_changed_rows(mark)``, which stores ``mark``. The module calls it with a table's name
     and row numbers after each such change. Rows of other ranks are ignored.
 
     Attributes:
-        consumers: bit of each consumer.
+        consumers: dict from a consumer's name to its bit in the marks of each row.
     """
 
     consumers: dict[str, int] = field(default_factory=dict)

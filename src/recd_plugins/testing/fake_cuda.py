@@ -492,7 +492,8 @@ def efficient_attention(
     """Compute attention like ``torch.ops.aten._efficient_attention_forward``, but on the CPU.
 
     Supports ``cu_seqlens`` without bias, mask and dropout. Raises ValueError for rows that are
-    longer than ``max_seqlen``, which CUDA would cut off, and for heads that CUDA cannot load.
+    longer than ``max_seqlen``, which CUDA would cut off, and for heads whose size is no multiple of
+    16 bytes.
     """
     if query.shape[3] * query.element_size() % 16:
         raise ValueError("the sizes of attention heads must be multiples of 16 bytes")

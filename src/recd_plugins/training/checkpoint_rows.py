@@ -44,7 +44,13 @@ class _Column:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The weight of a table, and optimizer state with one entry per row, keyed by column name."""
+    """The weight of a table, and state with one entry per row.
+
+    Attributes:
+        table: name of the table.
+        tensors: maps the column in the Parquet file to (name in checkpoints, tensor). The weight is
+            the first.
+    """
 
     table: str
     tensors: Mapping[str, tuple[str, ShardedTensor]]
@@ -57,7 +63,7 @@ class RowTensors:
 
     @property
     def mismatched(self) -> set[str]:
-        """Return the names of tensors whose local shards have other rows than the weight's."""
+        """Return the names of tensors whose shards differ from the weight's in number of rows."""
         (_, weight), *_ = self.tensors.values()
         rows = _local_rows(weight)
         return {name for name, each in self.tensors.values() if _local_rows(each) != rows}
@@ -101,7 +107,10 @@ def row_tensors(document: Mapping[str, Any], weight: str) -> RowTensors | None:
 
 
 def document_without(document: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return a copy of a checkpoint's document without the tensors with these names."""
+    """Return a checkpoint's contents (``model``, ``optimizer``, ...) without some tensors.
+
+    ``names`` are the names that ``tensors_of`` returns.
+    """
     model = {name: each for name, each in document["model"].items() if f"model.{name}" not in names}
     state = {}
     for name, values in document["optimizer"]["state"].items():

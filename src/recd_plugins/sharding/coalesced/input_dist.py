@@ -300,7 +300,7 @@ def coalesce_bags(
 
 
 def only_expanded(features: KeyedJaggedTensor, groups: FeatureGroups) -> Coalesced:
-    """Return the local data to expand unique rows of a variable batch without coalesced tables."""
+    """Return only the indices that expand unique rows to all rows, without coalesced tables."""
     return Coalesced({}, {}, {}, {}, *_inverse_indices(features, groups))
 
 
