@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from recd_plugins.api import FeatureSchema
+from recd_plugins.api import DataError, FeatureSchema, Rows, parquet, readers
 
 Role = Literal["id", "ids", "number", "label", "key", "text"]
 
@@ -38,10 +36,24 @@ class Columns:
 
     @cached_property
     def features(self) -> FeatureSchema:
-        sparse = tuple(name for name, role in self.roles.items() if role in ("id", "ids"))
-        dense = tuple(name for name, role in self.roles.items() if role == "number")
-        (label,) = (name for name, role in self.roles.items() if role == "label")
-        return FeatureSchema(sparse, dense, label)
+        return FeatureSchema(self.named("id", "ids"), self.named("number"), *self.named("label"))
+
+    def named(self, *roles: Role) -> tuple[str, ...]:
+        """Return the names of the columns with these roles."""
+        return tuple(name for name, role in self.roles.items() if role in roles)
+
+    def read(self, table: parquet.ParquetTable, pieces: Iterable[readers.Piece]) -> Iterator[Rows]:
+        """Read rows of a table with these columns and types. A missing column becomes nulls."""
+        names = [name for name in self.arrow.names if name in table.schema.names]
+        for rows in table.read(pieces, pa.schema([table.schema.field(name) for name in names])):
+            try:
+                data = self.cast(rows.data)
+            except ValueError as error:
+                raise DataError(
+                    f"{rows.place_of(0)}: {error}. Convert the column, or correct the option "
+                    "'columns'"
+                ) from error
+            yield Rows(data, rows.origins)
 
     def cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with these columns and types. A missing column becomes nulls.
@@ -68,34 +80,22 @@ class Columns:
     def mistakes(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Return a dict from each row that cannot be trained to the reason."""
         found: dict[int, str] = {}
-
-        def add(wrong: NDArray[np.bool_], reason: str) -> None:
-            for row in np.flatnonzero(wrong).tolist():
-                found.setdefault(row, reason)
-
         for name, role in self.roles.items():
             column = batch.column(name)
-            if column.null_count:
-                add(_bools(pc.is_null(column)), f"column {name!r} is missing or null")
-            if role == "ids" and column.flatten().null_count:
-                rows = pc.list_parent_indices(column).to_numpy()
-                wrong = np.zeros(len(column), np.bool_)
-                wrong[rows[_bools(pc.is_null(column.flatten()))]] = True
-                add(wrong, f"column {name!r} has a null in its list")
-            if role == "number":
-                add(~np.isfinite(_floats(column)), f"column {name!r} is not a finite number")
-            if role == "label":
-                values = _floats(column)
-                add((values != 0) & (values != 1), f"label column {name!r} is neither 0 nor 1")
+            wrong = {"is missing or null": pc.indices_nonzero(pc.is_null(column))}
+            if role == "ids":
+                no_ids = pc.is_null(column.flatten())
+                wrong["has a null in its list"] = pc.list_parent_indices(column).filter(no_ids)
+            elif role == "number":
+                is_finite = pc.is_finite(column)
+                wrong["is not a finite number"] = pc.indices_nonzero(pc.invert(is_finite))
+            elif role == "label":
+                is_label = pc.is_in(column, pa.array([0, 1], pa.float32()))
+                wrong["is neither 0 nor 1"] = pc.indices_nonzero(pc.invert(is_label))
+            for reason, rows in wrong.items():
+                for row in rows.to_pylist():
+                    found.setdefault(row, f"column {name!r} {reason}")
         return found
-
-
-def _bools(array: pa.Array) -> NDArray[np.bool_]:
-    return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
-
-
-def _floats(column: pa.Array) -> NDArray[np.float32]:
-    return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False))
 
 
 def _mistaken(field: pa.Field, column: pa.Array) -> str:

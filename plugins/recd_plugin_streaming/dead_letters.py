@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import sys
 from pathlib import Path
 
+from recd_plugin_streaming.options import say
 from recd_plugins.api import DataError
 
 
@@ -14,7 +13,8 @@ class DeadLetters:
     """Bad messages of one rank.
 
     Args:
-        folder: folder for a JSON Lines file per partition; None writes no files.
+        folder: folder for a JSON Lines file per partition; None writes no files. Bytes that are no
+            UTF-8 are written as surrogate escapes.
         most: number of bad messages above which ``add`` raises DataError.
         topic: name of the topic, part of the file names.
     """
@@ -32,14 +32,20 @@ class DeadLetters:
         """
         self.count += 1
         if self.count == 1:
-            print(
+            say(
                 f"{self._topic}: partition {partition}, offset {offset} is not trained: {reason}. "
-                "Further such messages are only counted.",
-                file=sys.stderr,
-                flush=True,
+                "Further such messages are only counted."
             )
         if self._folder is not None:
-            self._write(self._folder, partition, offset, value, reason)
+            path = self._folder / f"{self._topic}.{partition}.jsonl"
+            if partition not in self._last:
+                self._last[partition] = _last_offset(path)
+            if offset > self._last[partition]:
+                text = None if value is None else value.decode(errors="surrogateescape")
+                entry = {"offset": offset, "reason": reason, "value": text}
+                with path.open("ab", buffering=0) as file:
+                    file.write(json.dumps(entry).encode() + b"\n")
+                self._last[partition] = offset
         if self.count > self._most:
             raise DataError(
                 f"{self._topic}: {self.count} messages cannot be trained, more than "
@@ -48,32 +54,12 @@ class DeadLetters:
                 "max_bad_messages"
             )
 
-    def _write(
-        self, folder: Path, partition: str, offset: int, value: bytes | None, reason: str
-    ) -> None:
-        path = folder / f"{self._topic}.{partition}.jsonl"
-        if partition not in self._last:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._last[partition] = _last_offset(path)
-        if offset <= self._last[partition]:
-            return
-        entry: dict[str, object] = {"offset": offset, "reason": reason}
-        try:
-            entry["value"] = None if value is None else value.decode()
-        except UnicodeDecodeError:
-            entry["base64"] = base64.b64encode(value or b"").decode()
-        with path.open("ab", buffering=0) as file:
-            file.write(json.dumps(entry).encode() + b"\n")
-        self._last[partition] = offset
-
 
 def _last_offset(path: Path) -> int:
     """Return the last offset in a file, or -1. Removes a line that a killed run left incomplete."""
-    if not path.exists():
-        return -1
-    lines = path.read_bytes().splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(sum(map(len, lines[:-1])))
-        lines.pop()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        *lines, rest = file.read().split(b"\n")
+        file.truncate(file.tell() - len(rest))
     return int(json.loads(lines[-1])["offset"]) if lines else -1

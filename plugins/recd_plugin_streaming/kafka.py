@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,10 +15,10 @@ from recd_plugin_streaming.columns import Columns
 from recd_plugin_streaming.dead_letters import DeadLetters
 from recd_plugin_streaming.decode import Parse, avro_parser, decode, parse_arrow, parse_json
 from recd_plugin_streaming.options import Stream, StreamOptions, say
-from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, joined, size
+from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, cut, joined, size
 from recd_plugin_streaming.source import Chunk, Source
 from recd_plugin_streaming.topic import Topic
-from recd_plugins.api import DataError, Origin, Rows
+from recd_plugins.api import DataError
 
 
 class KafkaOptions(StreamOptions):
@@ -95,18 +96,12 @@ class Kafka(Stream):
     def prepare(self) -> None:
         self._partitions()
 
-    def _existing(self) -> Iterator[Rows]:
-        """Yield the messages that exist now, partition after partition."""
+    def _existing(self) -> Iterator[KafkaSource]:
+        """Yield a source of each partition. They do not count bad messages."""
         options = self.options.model_copy(update={"start": "earliest", "end": "latest"})
-        for partition in self._partitions():
-            source = KafkaSource(options, self._columns, 0, 1, only=partition)
-            try:
-                source.start(None)
-                for chunk in filter(None, source.chunks()):
-                    origin = Origin(source.what, 0, chunk.rows.num_rows)
-                    yield Rows(chunk.rows, (origin,))
-            finally:
-                source.close()
+        partitions = self._partitions()
+        for partition in partitions:
+            yield KafkaSource(options, self._columns, None, partition, len(partitions))
 
     def _partitions(self) -> list[int]:
         options = self.options
@@ -114,75 +109,68 @@ class Kafka(Stream):
             return topic.partitions()
 
     def _source(self, rank: int, world_size: int) -> KafkaSource:
-        return KafkaSource(self.options, self._columns, rank, world_size)
+        options = self.options
+        dead = DeadLetters(options.dead_letters, options.max_bad_messages, options.topic)
+        return KafkaSource(options, self._columns, dead, rank, world_size)
 
 
 class KafkaSource(Source):
-    """Reads the partitions of one rank. Partition p belongs to rank p modulo the world size.
-
-    ``only`` reads a single partition, and does not count its bad messages.
-    """
+    """Reads the partitions of one rank. Partition p belongs to rank p modulo the world size."""
 
     def __init__(
         self,
         options: KafkaOptions,
         columns: Columns,
+        dead: DeadLetters | None,
         rank: int,
         world_size: int,
-        *,
-        only: int | None = None,
     ) -> None:
-        self._options, self._columns = options, columns
-        self._rank, self._world_size, self._only = rank, world_size, only
+        super().__init__(rank, world_size)
+        self._options, self._columns, self._dead = options, columns, dead
         self._parse = options.parser()
-        self._dead: DeadLetters | None = None
-        if only is None:
-            self._dead = DeadLetters(options.dead_letters, options.max_bad_messages, options.topic)
-        self._topic: Topic | None = None
+        self._topic = Topic(options.servers, options.topic, options.config)
         self._wanted: dict[int, Ranges] = {}
         self._stops: dict[int, int] = {}
         self._next: dict[int, int] = {}
         self._highs: dict[str, int] = {}
-        self.what = f"Kafka topic {options.topic}"
+        self.what = self._topic.what
 
     def start(self, positions: Positions | None) -> Mapping[str, Left]:
-        options = self._options
-        self._topic = topic = Topic(options.servers, options.topic, options.config)
-        self.what = topic.what
-        partitions = topic.partitions()
-        if len(partitions) < self._world_size:
+        partitions = self._topic.partitions()
+        if len(partitions) < self.world_size:
             raise DataError(
                 f"{self.what}: the topic has {len(partitions)} partitions, too few for "
-                f"{self._world_size} ranks. Add partitions, or reduce training.ranks"
+                f"{self.world_size} ranks. Add partitions, or reduce training.ranks"
             )
-        mine = [p for p in partitions if p % self._world_size == self._rank]
-        mine = mine if self._only is None else [self._only]
         found: dict[str, Left] = {}
-        for partition in mine:
-            low, high = topic.watermarks(partition)
+        for partition in filter(self._is_mine, partitions):
+            low, high = self._topic.watermarks(partition)
             if positions is None:
-                left = Left((), ((self._first(topic, partition, low, high), None),))
+                left = Left((), ((self._first(partition, low, high), None),))
             else:  # a partition that was added later is read from its first message
                 left = positions.get(str(partition), Left((), ((low, None),)))
-                left = self._existing(partition, left, low, high)
+                left = self._not_deleted(partition, left, low, high)
             found[str(partition)] = left
             self._wanted[partition] = (*left.window, *left.after)
             self._highs[str(partition)] = high
             if self._options.end == "latest":
                 self._stops[partition] = high
         self._next = {partition: wanted[0][0] for partition, wanted in self._wanted.items()}
-        topic.assign(self._next)
+        self._topic.assign(self._next)
         return found
 
-    def _first(self, topic: Topic, partition: int, low: int, high: int) -> int:
+    def _is_mine(self, partition: int) -> bool:
+        return partition % self.world_size == self.rank
+
+    def _first(self, partition: int, low: int, high: int) -> int:
         start = self._options.start
         if start == "earliest":
             return low
         if start == "latest":
             return high
-        return topic.offset_at(partition, int(start.timestamp() * 1000), high)
+        return self._topic.offset_at(partition, int(start.timestamp() * 1000), high)
 
-    def _existing(self, partition: int, left: Left, low: int, high: int) -> Left:
+    def _not_deleted(self, partition: int, left: Left, low: int, high: int) -> Left:
         """Return what is left of a partition whose messages have the offsets ``low`` to ``high``.
 
         Raises:
@@ -195,7 +183,8 @@ class KafkaSource(Source):
                 f"{where}: the checkpoint is at offset {after}, but the topic ends at {high}, so "
                 "the topic was created again. Start a new run"
             )
-        deleted = _below((*left.window, *left.after), low)
+        wanted = ((start, min(stop or low, low)) for start, stop in (*left.window, *left.after))
+        deleted = joined(tuple(wanted))
         if not deleted:
             return left
         lost = ", ".join(f"{start} to {(stop or low) - 1}" for start, stop in deleted)
@@ -209,12 +198,10 @@ class KafkaSource(Source):
                 "option lost: skip"
             )
         say(f"{said}. The run continues without them")
-        window = joined(tuple((max(a, low), b) for a, b in left.window))
-        return Left(window, ((max(after, low), None),))
+        return Left(cut(left.window, low), cut(left.after, low))
 
     def chunks(self) -> Iterator[Chunk | None]:
         topic = self._topic
-        assert topic is not None, "start() is called first"
         ended = {p for p, stop in self._stops.items() if self._next[p] >= stop}
         codes = topic.client.KafkaError
         fatal = codes.TOPIC_AUTHORIZATION_FAILED, codes.UNKNOWN_TOPIC_OR_PART
@@ -225,18 +212,17 @@ class KafkaSource(Source):
                 if error is None:
                     by_partition.setdefault(partition, []).append(message)
                 elif error.code() == codes._PARTITION_EOF:
-                    ended |= {partition} & self._stops.keys()
+                    ended.add(partition)
                 elif error.code() == codes._AUTO_OFFSET_RESET:
-                    self._skip_deleted(topic, partition)
+                    self._skip_deleted(partition)
                 elif error.code() in fatal:
                     raise topic.failed(error)
             for partition, messages in by_partition.items():
-                stop = self._stops.get(partition)
-                existing = [each for each in messages if stop is None or each.offset() < stop]
-                if len(existing) < len(messages) or (existing and _last(existing) + 1 == stop):
-                    ended.add(partition)
-                if existing:
+                stop = self._stops.get(partition, math.inf)
+                if existing := [each for each in messages if each.offset() < stop]:
                     yield self._chunk(partition, existing)
+                if messages[-1].offset() + 1 >= stop:
+                    ended.add(partition)
             if not by_partition:
                 yield None
             for partition in self._wanted:
@@ -244,12 +230,11 @@ class KafkaSource(Source):
                 name = str(partition)
                 self._highs[name] = max(high, self._highs[name], self._next[partition])
 
-    def _skip_deleted(self, topic: Topic, partition: int) -> None:
+    def _skip_deleted(self, partition: int) -> None:
         """Move to the oldest message, or raise DataError, if the next message was deleted."""
         left = Left((), ((self._next[partition], None),))
-        low, high = topic.watermarks(partition)
-        ((start, _),) = self._existing(partition, left, low, high).after
-        topic.seek(partition, start)
+        left = self._not_deleted(partition, left, *self._topic.watermarks(partition))
+        self._topic.seek(partition, left.after[0][0])
 
     def _chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
         offsets = np.array([message.offset() for message in messages], np.int64)
@@ -272,28 +257,15 @@ class KafkaSource(Source):
         )
 
     def close(self) -> None:
-        if self._topic is not None:
-            self._topic.close()
+        self._topic.close()
 
-    def positions_of(
-        self, states: Sequence[Positions], rank: int, world_size: int
-    ) -> Mapping[str, Left]:
+    def position_of(self, states: Sequence[Positions]) -> Positions:
         return {
             name: left
             for state in states
             for name, left in state.items()
-            if int(name) % world_size == rank
+            if self._is_mine(int(name))
         }
 
     def place_of(self, partition: str, offset: int) -> str:
         return f"{self.what}: partition {partition}, offset {offset}"
-
-
-def _below(ranges: Ranges, low: int) -> Ranges:
-    """Return the parts of ranges below an offset."""
-    below = tuple((start, low if stop is None else min(stop, low)) for start, stop in ranges)
-    return joined(below)
-
-
-def _last(messages: Sequence[Any]) -> int:
-    return int(messages[-1].offset())

@@ -6,6 +6,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -19,6 +20,7 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
+    Origin,
     PluginOptions,
     Reader,
     Rows,
@@ -82,18 +84,12 @@ class Stream(Dataset):
         grouping = None
         if options.group_by is not None:
             grouping = Grouping(options.group_by, options.window_rows, options.window_seconds)
-        return WindowReader(
-            self._source(rank, world_size),
-            grouping,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-        )
+        return WindowReader(self._source(rank, world_size), grouping, batch_size)
 
     def sample(self, batch_size: int) -> Iterator[Rows]:
         waits = found = False
         while not found:
-            for rows in row_tables.rebatch(self._existing(), batch_size):
+            for rows in row_tables.rebatch(self._existing_rows(), batch_size):
                 found = True
                 yield rows
             if not found:
@@ -101,6 +97,13 @@ class Stream(Dataset):
                     say(f"{self.name}: waiting for the first {batch_size} rows")
                 waits = True
                 time.sleep(0.5)
+
+    def _existing_rows(self) -> Iterator[Rows]:
+        for source in self._existing():
+            with closing(source):
+                source.start(None)
+                for chunk in filter(None, source.chunks()):
+                    yield Rows(chunk.rows, (Origin(source.what, 0, chunk.rows.num_rows),))
 
     def to_score(self, location: str) -> Dataset:
         return ScoredTable(self._columns, location)
@@ -110,8 +113,8 @@ class Stream(Dataset):
         """Return a rank's share of the stream."""
 
     @abstractmethod
-    def _existing(self) -> Iterator[Rows]:
-        """Yield the rows that exist now, from the oldest one on."""
+    def _existing(self) -> Iterator[Source]:
+        """Yield sources of all rows that exist now, from the oldest one on."""
 
 
 def say(text: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +53,7 @@ def size(ranges: Ranges) -> int:
     return sum(stop - start for start, stop in ranges if stop is not None)
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(NamedTuple):
     """The rows of one partition or file that are not yet trained.
 
     Attributes:
@@ -70,9 +68,6 @@ class Left:
     @property
     def is_done(self) -> bool:
         return not self.window and not self.after
-
-    def as_json(self) -> list[Any]:
-        return [[list(each) for each in ranges] for ranges in (self.window, self.after)]
 
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> Left:

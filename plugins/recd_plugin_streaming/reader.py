@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recd_plugin_streaming.ranges import Left, runs
+from recd_plugin_streaming.ranges import Left
 from recd_plugin_streaming.source import Source
 from recd_plugin_streaming.windows import Grouping, Window, windows
 from recd_plugins.api import DataError, Origin, Rows, StreamReader, row_tables
@@ -24,7 +24,6 @@ from recd_plugins.api import DataError, Origin, Rows, StreamReader, row_tables
 _VERSION = 1
 # Windows that the thread reads ahead.
 _AHEAD = 4
-_END = object()
 
 
 class WindowReader(StreamReader):
@@ -34,26 +33,15 @@ class WindowReader(StreamReader):
         source: this rank's share of the stream.
         grouping: options of windows; None trains rows in the order of the source.
         batch_size: rows per batch.
-        rank, world_size: rank of this process and number of ranks.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        grouping: Grouping | None,
-        *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        self._source, self._grouping = source, grouping
-        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+    def __init__(self, source: Source, grouping: Grouping | None, batch_size: int) -> None:
+        self._source, self._grouping, self._batch_size = source, grouping, batch_size
         self._loaded: dict[str, Any] | None = None
         self._left: dict[str, Left] = {}
         self._done: dict[str, None] = {}  # an ordered set
         self._pending: deque[Window] = deque()
-        # Rows of the first pending window that were yielded, and rows of all that were not.
-        self._yielded = self._num_rows = 0
+        self._num_rows = 0  # of pending windows
         self._ended = False
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -73,11 +61,11 @@ class WindowReader(StreamReader):
                 return False
             if isinstance(item, BaseException):
                 raise item
-            if item is _END:
+            if item is None:
                 self._ended = True
             elif isinstance(item, Window):
                 self._pending.append(item)
-                self._num_rows += len(item.offsets)
+                self._num_rows += len(item)
                 self._remove_finished()
             else:
                 self._left = dict(item)
@@ -95,7 +83,7 @@ class WindowReader(StreamReader):
         return {
             "version": _VERSION,
             "done": list(self._done),
-            "ranks": [{name: left.as_json() for name, left in self._left.items()}],
+            "ranks": [dict(self._left)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -108,7 +96,7 @@ class WindowReader(StreamReader):
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         by_all = set.intersection(*(set(state["done"]) for state in states))
-        finished = Left((), ()).as_json()
+        finished = Left((), ())
         return {
             "version": _VERSION,
             "done": sorted(by_all),
@@ -131,7 +119,7 @@ class WindowReader(StreamReader):
             chunks = takewhile(lambda _: not self._stopped.is_set(), self._source.chunks())
             for window in windows(chunks, start, self._grouping):
                 self._put(window)
-            self._put(_END)
+            self._put(None)
         except BaseException as error:
             self._put(error)
         finally:
@@ -153,50 +141,41 @@ class WindowReader(StreamReader):
             for of_rank in self._loaded["ranks"]
         ]
         found = dict.fromkeys(self._loaded["done"], Left((), ()))
-        if len(ranks) == self._world_size:
-            found |= ranks[self._rank]
-        else:
-            found |= self._source.positions_of(ranks, self._rank, self._world_size)
+        found |= self._source.position_of(ranks)
         self._done = dict.fromkeys(name for name, left in found.items() if left.is_done)
         return found
 
     def _next_batch(self) -> Rows:
-        parts, names, offsets = [], list[str](), []
+        parts = list[Window]()
         missing = self._batch_size
         while missing:
             window = self._pending[0]
-            taken = slice(self._yielded, self._yielded + missing)
-            data = window.rows.slice(self._yielded, missing)
-            offsets.append(window.offsets[taken])
-            names += [window.partitions[code] for code in window.codes[taken]]
-            parts.append(Rows(data, ()))
-            self._yielded += len(data)
-            missing -= len(data)
-            self._num_rows -= len(data)
+            parts.append(window[:missing])
+            self._pending[0] = window[missing:]
+            missing -= len(parts[-1])
+            self._set_position(self._pending[0])
             self._remove_finished()
-        if self._yielded:
-            window = self._pending[0]
-            codes, left = window.codes[self._yielded :], window.offsets[self._yielded :]
-            for code, name in enumerate(window.partitions):
-                self._set(name, Left(runs(np.sort(left[codes == code])), window.after[name]))
-        places = np.concatenate(offsets).tolist()
+        self._num_rows -= self._batch_size
+        names = np.concatenate([part.partitions for part in parts])
+        offsets = np.concatenate([part.offsets for part in parts])
 
         def named(_: str, row: int) -> str:
-            return self._source.place_of(names[row], places[row])
+            return self._source.place_of(str(names[row]), int(offsets[row]))
 
         origin = Origin(self._source.what, 0, self._batch_size, named=named)
-        return Rows(row_tables.concat_rows(parts).data, (origin,))
+        rows = row_tables.concat_rows([Rows(part.rows, ()) for part in parts])
+        return Rows(rows.data, (origin,))
 
     def _remove_finished(self) -> None:
-        while self._pending and self._yielded == len(self._pending[0].offsets):
-            window = self._pending.popleft()
-            self._yielded = 0
-            for name, after in window.after.items():
-                self._set(name, Left((), after))
+        while self._pending and not len(self._pending[0]):
+            self._set_position(self._pending.popleft())
 
-    def _set(self, name: str, left: Left) -> None:
-        if left.is_done:
-            self._left.pop(name, None)
-            self._done[name] = None
-        else:
-            self._left[name] = left
+    def _set_position(self, window: Window) -> None:
+        """Move to the first row of a window."""
+        for name in window.after:
+            left = window.left(name)
+            if left.is_done:
+                self._left.pop(name, None)
+                self._done[name] = None
+            else:
+                self._left[name] = left

@@ -50,8 +50,7 @@ class ScoredTable(Dataset):
 
     def keys(self) -> Mapping[str, str]:
         names = self._table.schema.names
-        keys = [name for name, role in self._columns.roles.items() if role in ("key", "text")]
-        return {name: name for name in keys if name in names}
+        return {name: name for name in self._columns.named("key", "text") if name in names}
 
     def reader(self, **_: object) -> Never:
         raise DataError(f"{self._location}: the table is only scored. Use scan()")
@@ -60,22 +59,13 @@ class ScoredTable(Dataset):
         return row_tables.rebatch(self.scan(), batch_size, rest=True)
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:  # noqa: ARG002
-        table, features = self._table, self.schema()
-        names = (*features.sparse, *features.dense, *self.keys())
-        kept = [name for name in (*names, features.label) if name in table.schema.names]
-        types = pa.schema([table.schema.field(name) for name in kept])
-        for rows in table.read(
-            (readers.Piece(each, 0, each.num_rows) for each in table.units), types
-        ):
-            try:
-                data = self._columns.cast(rows.data)
-            except ValueError as error:
-                raise DataError(f"{rows.place_of(0)}: {error}. Convert the column") from error
-            labels = pa.nulls(len(rows), pa.float32()).fill_null(0)
-            if features.label in kept:
-                labels = data.column(features.label).fill_null(0)
-            arrays = [*(data.column(name) for name in names), labels]
-            yield Rows(pa.record_batch(arrays, names=[*names, features.label]), rows.origins)
+        features = self.schema()
+        names = [*features.sparse, *features.dense, *self.keys()]
+        pieces = [readers.Piece(each, 0, each.num_rows) for each in self._table.units]
+        for rows in self._columns.read(self._table, pieces):
+            columns = {name: rows.data.column(name) for name in names}
+            columns[features.label] = rows.data.column(features.label).fill_null(0)
+            yield Rows(pa.RecordBatch.from_pydict(columns), rows.origins)
 
     @cached_property
     def _table(self) -> parquet.ParquetTable:

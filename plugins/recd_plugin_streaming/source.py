@@ -41,6 +41,9 @@ class Source(ABC):
 
     what: str
 
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
     @abstractmethod
     def start(self, positions: Positions | None) -> Mapping[str, Left]:
         """Connect, and move to a position; None for the start of the stream.
@@ -60,15 +63,12 @@ class Source(ABC):
     def lag(self, positions: Positions, done: Container[str]) -> int:
         """Return the number of known rows after a position. ``done`` are finished partitions."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Close connections."""
 
     @abstractmethod
-    def positions_of(
-        self, states: Sequence[Positions], rank: int, world_size: int
-    ) -> Mapping[str, Left]:
-        """Return the position of a rank, from the positions of a run with other ranks."""
+    def position_of(self, states: Sequence[Positions]) -> Positions:
+        """Return the position of this rank, from the positions of a run's ranks."""
 
     @abstractmethod
     def place_of(self, partition: str, offset: int) -> str:

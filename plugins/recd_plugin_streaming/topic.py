@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,13 +11,11 @@ from recd_plugins.api import DataError, imports
 
 # Longest wait for an answer at the start.
 SECONDS = 30.0
-# Seconds between two questions whether the servers answer again.
-_RETRY_SECONDS = 5.0
 _MOST_MESSAGES = 4096
 
 
 class Topic:
-    """Consumer of a topic. Prints a line when no server answers, and when one answers again.
+    """Consumer of a topic. Prints a line when no server answers, and when messages arrive again.
 
     Args:
         servers: bootstrap servers.
@@ -32,7 +29,6 @@ class Topic:
         self.what = f"Kafka {servers}, topic {topic}"
         self._error: Any = None
         self._down = False
-        self._next_try = 0.0
         options = {
             "fetch.wait.max.ms": "100",
             "client.id": "recd",
@@ -84,7 +80,9 @@ class Topic:
         """Return new messages and errors, after a short wait."""
         with self._told():
             found: list[Any] = self._consumer.consume(_MOST_MESSAGES, timeout=0.1)
-        self._watch(any(message.error() is None for message in found))
+        if self._down and any(message.error() is None for message in found):
+            self._down, self._error = False, None
+            say(f"{self.what}: the servers answer again")
         return found
 
     def failed(self, error: object) -> DataError:
@@ -109,21 +107,8 @@ class Topic:
     def _on_error(self, error: Any) -> None:
         self._error = error
         if error.code() == self.client.KafkaError._ALL_BROKERS_DOWN and not self._down:
-            self._down, self._next_try = True, time.monotonic() + _RETRY_SECONDS
+            self._down = True
             say(f"{self.what}: no server answers ({_text(error)}). The run waits for the servers")
-
-    def _watch(self, received: bool) -> None:
-        if not self._down or (not received and time.monotonic() < self._next_try):
-            return
-        try:
-            if not received:
-                self._consumer.list_topics(self._topic, timeout=1.0)
-        except self.client.KafkaException:
-            self._next_try = time.monotonic() + _RETRY_SECONDS
-            return
-        self._down = False
-        self._error = None
-        say(f"{self.what}: the servers answer again")
 
 
 def _text(error: Any) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugin_streaming.ranges import Left, Ranges, joined
+from recd_plugin_streaming.ranges import Left, Ranges, joined, runs
 from recd_plugin_streaming.source import Chunk
 
 
@@ -27,17 +27,26 @@ class Window:
 
     Attributes:
         rows: the rows.
-        partitions: names of the partitions.
-        codes: index in ``partitions`` of each row, int64 ``[num_rows]``.
+        partitions: name of the partition of each row, str ``[num_rows]``.
         offsets: offset of each row in its partition, int64 ``[num_rows]``.
         after: dict from each partition to its rows after the window.
     """
 
     rows: pa.RecordBatch
-    partitions: Sequence[str]
-    codes: NDArray[np.int64]
+    partitions: NDArray[np.str_]
     offsets: NDArray[np.int64]
     after: Mapping[str, Ranges]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, rows: slice) -> Window:
+        return Window(self.rows[rows], self.partitions[rows], self.offsets[rows], self.after)
+
+    def left(self, partition: str) -> Left:
+        """Return the rows of a partition from this window on."""
+        offsets = self.offsets[self.partitions == partition]
+        return Left(runs(np.sort(offsets)), self.after[partition])
 
 
 @dataclass(frozen=True)
@@ -111,34 +120,21 @@ def _cut(chunk: Chunk, num_rows: int) -> tuple[Chunk, Chunk | None]:
     if num_rows >= len(chunk.offsets):
         return chunk, None
     stop = int(chunk.offsets[num_rows])
-    first = Chunk(
-        chunk.partition,
-        chunk.rows.slice(0, num_rows),
-        chunk.offsets[:num_rows],
-        stop,
-        joined(((stop, chunk.until), *chunk.after)),
-    )
-    rest = replace(chunk, rows=chunk.rows.slice(num_rows), offsets=chunk.offsets[num_rows:])
-    return first, rest
+    after = joined(((stop, chunk.until), *chunk.after))
+    rows, offsets = chunk.rows[:num_rows], chunk.offsets[:num_rows]
+    first = Chunk(chunk.partition, rows, offsets, stop, after)
+    return first, replace(chunk, rows=chunk.rows[num_rows:], offsets=chunk.offsets[num_rows:])
 
 
 def _window(chunks: Sequence[Chunk], grouping: Grouping | None) -> Window:
-    partitions = sorted({chunk.partition for chunk in chunks})
-    codes = np.concatenate(
-        [np.full(len(each.offsets), partitions.index(each.partition)) for each in chunks]
-    )
+    partitions = np.concatenate([np.full(len(each.offsets), each.partition) for each in chunks])
     offsets = np.concatenate([chunk.offsets for chunk in chunks])
     rows = pa.concat_batches([chunk.rows for chunk in chunks])
-    order = np.lexsort((offsets, codes))
+    order = np.lexsort((offsets, partitions))
     if grouping is not None and len(order):
         groups = rows.column(grouping.column).dictionary_encode().indices.to_numpy()[order]
         last = np.zeros(groups.max() + 1, np.int64)
         last[groups] = np.arange(len(groups))  # the last assignment of each group stays
         order = order[np.argsort(last[groups], kind="stable")]
-    return Window(
-        rows.take(pa.array(order)),
-        partitions,
-        codes[order],
-        offsets[order],
-        {chunk.partition: chunk.after for chunk in chunks},
-    )
+    after = {chunk.partition: chunk.after for chunk in chunks}
+    return Window(rows.take(pa.array(order)), partitions[order], offsets[order], after)

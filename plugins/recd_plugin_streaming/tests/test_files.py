@@ -120,7 +120,7 @@ def test_what_is_refused(tmp_path):
         ({"id": [None, *range(19)]}, r"row 0 \(from 0\): column 'id' is missing or null"),
         (
             {"click": [*[1] * 15, 2, *[0] * 4]},
-            r"row 15 \(from 0\): label column 'click' is neither",
+            r"row 15 \(from 0\): column 'click' is neither 0 nor 1",
         ),
     ]
     for columns, said in wrong:
@@ -128,7 +128,7 @@ def test_what_is_refused(tmp_path):
         with pytest.raises(DataError, match=said):
             read(reader(dataset(tmp_path)))
     write(tmp_path, "a.parquet", [{"id": 1}])
-    with pytest.raises(DataError, match="there is no column 'session'"):
+    with pytest.raises(DataError, match="column 'session' is missing"):
         read(reader(dataset(tmp_path)))
 
 
