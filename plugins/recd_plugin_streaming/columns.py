@@ -36,7 +36,8 @@ class Columns:
 
     @cached_property
     def features(self) -> FeatureSchema:
-        return FeatureSchema(self.named("id", "ids"), self.named("number"), *self.named("label"))
+        (label,) = self.named("label")
+        return FeatureSchema(self.named("id", "ids"), self.named("number"), label)
 
     def named(self, *roles: Role) -> tuple[str, ...]:
         """Return the names of the columns with these roles."""

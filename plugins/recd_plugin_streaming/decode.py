@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -30,38 +30,28 @@ def decode(
         (int64 ``[num_rows]``), and a dict from the index of each bad message to the reason.
     """
     bad = {place: "the message is empty" for place, value in enumerate(values) if not value}
-    places = np.array([place for place, value in enumerate(values) if value], np.int64)
-    parsed = _parse([value for value in values if value], places, columns, parse, bad)
-    if not parsed:
-        return pa.RecordBatch.from_pylist([], schema=columns.arrow), np.empty(0, np.int64), bad
-    rows = pa.concat_batches([batch for batch, _ in parsed])
-    places = np.concatenate([of_batch for _, of_batch in parsed])
+
+    def parsed(places: Sequence[int]) -> Iterator[tuple[pa.RecordBatch, Sequence[int]]]:
+        """Parse all messages at once. If this fails, divide them in halves to find the bad ones."""
+        try:
+            yield parse([values[place] or b"" for place in places], columns), places
+        except ValueError as error:  # also the base class of ArrowInvalid
+            if len(places) == 1:
+                bad[places[0]] = re.sub(r" in row \d+$", "", str(error))
+                return
+            half = len(places) // 2
+            yield from parsed(places[:half])
+            yield from parsed(places[half:])
+
+    found = list(parsed(full)) if (full := [n for n, value in enumerate(values) if value]) else []
+    empty = pa.RecordBatch.from_pylist([], schema=columns.arrow)
+    rows = pa.concat_batches([empty, *(batch for batch, _ in found)])
+    places = np.array([place for _, of_batch in found for place in of_batch], np.int64)
     if mistakes := columns.mistakes(rows):
         bad |= {int(places[row]): reason for row, reason in mistakes.items()}
         kept = np.delete(np.arange(len(places)), list(mistakes))
         rows, places = rows.take(pa.array(kept)), places[kept]
     return rows, places, bad
-
-
-def _parse(
-    values: Sequence[bytes],
-    places: NDArray[np.int64],
-    columns: Columns,
-    parse: Parse,
-    bad: dict[int, str],
-) -> list[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-    """Parse all messages at once. If this fails, divide them in halves to find the bad ones."""
-    if not values:
-        return []
-    try:
-        return [(parse(values, columns), places)]
-    except ValueError as error:  # also the base class of ArrowInvalid
-        if len(values) == 1:
-            bad[int(places[0])] = re.sub(r" in row \d+$", "", str(error))
-            return []
-    half = len(values) // 2
-    halves = (values[:half], places[:half]), (values[half:], places[half:])
-    return [found for half in halves for found in _parse(*half, columns, parse, bad)]
 
 
 def parse_json(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
