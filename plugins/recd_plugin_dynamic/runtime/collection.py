@@ -35,9 +35,9 @@ class TableIndex(nn.Module):
         for name, state in RankIndex(table, 0, 1).state().items():
             self.register_buffer(name, state)
         self.sort()
-        self.register_load_state_dict_post_hook(_sort)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(TableIndex.sort)  # type: ignore[no-untyped-call]
 
-    def sort(self) -> None:
+    def sort(self, _: object = None) -> None:
         """Sort the ids, so that they can be searched."""
         ids, order = torch.sort(self.ids)
         self.register_buffer("_sorted", ids, persistent=False)
@@ -55,10 +55,6 @@ def _clear_default_rows(module: Any, _: object) -> None:
     tables = module.embedding_bags if isinstance(module, DynamicBags) else module.embeddings
     for name in module.dynamic:
         tables[name].weight.data[0] = 0
-
-
-def _sort(index: TableIndex, _: object) -> None:
-    index.sort()
 
 
 class _DynamicCollection:
@@ -101,16 +97,23 @@ class _DynamicCollection:
             self.row_state[table](part.values()) if table in self.dynamic else part.values()
             for part, table in zip(parts, tables, strict=True)
         ]
-        variable = features.variable_stride_per_key()
-        return KeyedJaggedTensor(
-            keys=names,
-            values=torch.cat(values),
-            weights=features.weights_or_none(),
-            lengths=features.lengths(),
-            stride=None if variable else features.stride(),
-            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-            inverse_indices=features.inverse_indices_or_none(),
-        )
+        return with_values(features, torch.cat(values))
+
+
+def with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
+    """Return a copy of ``features`` with other ids."""
+    variable = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=values,
+        weights=features.weights_or_none(),
+        lengths=features.lengths_or_none(),
+        offsets=features.offsets_or_none(),
+        stride=None if variable else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+        length_per_key=features.length_per_key(),
+        inverse_indices=features.inverse_indices_or_none(),
+    )
 
 
 class DynamicBags(_DynamicCollection, EmbeddingBagCollection):

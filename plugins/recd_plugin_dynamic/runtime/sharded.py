@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from functools import cached_property, partial
 from typing import Any
@@ -27,7 +26,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_dynamic.index.mix import bucket_width, mix
-from recd_plugin_dynamic.runtime.collection import DynamicBags, DynamicEmbeddings
+from recd_plugin_dynamic.runtime.collection import DynamicBags, DynamicEmbeddings, with_values
 from recd_plugin_dynamic.runtime.rank_index import RankIndex, Shard
 from recd_plugins.api import (
     ExactEmbeddingBagCollectionSharder,
@@ -89,7 +88,6 @@ class _ShardedDynamic:
             for name, index in self._rank_indices.items()
             for key, tensor in index.state().items()
         }
-        self._shards: dict[str, Shard] = {}
         self._register_state_dict_hook(_add_index_states)
         self._register_load_state_dict_pre_hook(_take_index_states, with_module=True)
 
@@ -138,20 +136,22 @@ class _ShardedDynamic:
             if table in self._dynamic
         }
 
-    def _shard(self: Any, table: str) -> Shard:
-        """Return access to this rank's rows of a dynamic table."""
-        if table not in self._shards:
-            for kernel in nn.ModuleList(self._lookups).modules():
-                tables = getattr(getattr(kernel, "config", None), "embedding_tables", ())
-                for number, each in enumerate(tables):
-                    if each.name == table:
-                        self._shards[table] = Shard(
-                            partial(_write_function(kernel), number),
-                            each.local_cols,
-                            each.local_metadata.shard_offsets[0],
-                            self._bounds[table],
-                        )
-        return self._shards[table]
+    @cached_property
+    def _shards(self: Any) -> dict[str, Shard]:
+        """Access to this rank's rows of each dynamic table."""
+        return {
+            table.name: Shard(
+                partial(_write_function(kernel), number),
+                table.local_cols,
+                table.local_metadata.shard_offsets[0],
+                self._bounds[table.name],
+            )
+            for kernel in nn.ModuleList(self._lookups).modules()
+            for number, table in enumerate(
+                getattr(getattr(kernel, "config", None), "embedding_tables", ())
+            )
+            if table.name in self._dynamic
+        }
 
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Prefetch no rows into caches, because the rows of ids are known only in ``look_up``."""
@@ -169,7 +169,7 @@ class _ShardedDynamic:
                 mix(ids.long()) if feature in dynamic else ids.long()
                 for feature, ids in zip(features.keys(), _split(features), strict=True)
             ]
-            features = _with_values(features, torch.cat(mixed))
+            features = with_values(features, torch.cat(mixed))
         return super().distribute(ctx, features)  # type: ignore[misc]
 
     def look_up(self: Any, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
@@ -188,12 +188,14 @@ class _ShardedDynamic:
             keys = [key for key, table in enumerate(tables) if table == name]
             if keys:
                 ids = torch.cat([values[key] for key in keys])
-                with _about(name):
-                    rows = index.rows(ids, self._shard(name), training=self.training)
+                try:
+                    rows = index.rows(ids, self._shards[name], training=self.training)
+                except RecdError as error:
+                    raise type(error)(f"table {name!r}: {error}") from None
                 sizes = [len(values[key]) for key in keys]
                 for key, part in zip(keys, torch.split(rows, sizes), strict=True):
                     values[key] = part
-        return _with_values(received, torch.cat(values))
+        return with_values(received, torch.cat(values))
 
 
 def rank_indices(model: nn.Module) -> Iterator[tuple[str, RankIndex]]:
@@ -224,34 +226,9 @@ def _write_function(kernel: Any) -> Callable[[int, Tensor, Tensor], None]:
     return write
 
 
-@contextmanager
-def _about(table: str) -> Iterator[None]:
-    """Add the name of a table to errors of its index."""
-    try:
-        yield
-    except RecdError as error:
-        raise type(error)(f"table {table!r}: {error}") from None
-
-
 def _split(features: KeyedJaggedTensor) -> Sequence[Tensor]:
     """Return the values of each key."""
     return torch.split(features.values(), features.length_per_key())
-
-
-def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Return a copy of ``features`` with other ids."""
-    variable = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=values,
-        weights=features.weights_or_none(),
-        lengths=features.lengths_or_none(),
-        offsets=features.offsets_or_none(),
-        stride=None if variable else features.stride(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-        length_per_key=features.length_per_key(),
-        inverse_indices=features.inverse_indices_or_none(),
-    )
 
 
 def _sharded(local: Tensor, rank: int, group: dist.ProcessGroup) -> ShardedTensor:
