@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
@@ -45,18 +47,38 @@ class _Model(nn.Module):
         return self.top(self.bags(features).values()).square().mean()
 
 
-def _trainer(use: str, rows: int) -> Callable[[KeyedJaggedTensor], None]:
-    """Return a function that trains one batch with the sharding plugin ``use``."""
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """Let this process be the only rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(model: nn.Module, use: str, fused_params: dict[str, Any]) -> DistributedModelParallel:
+    """Shard the tables of a model with the sharding plugin ``use``."""
     torch.manual_seed(0)
-    ready = recd_plugins.wrap(_Model(rows), {"sharding": [{"use": use, "tables": ["*"]}]})
-    params = {"learning_rate": 0.01}
-    sharders = ready.sharders(fused_params=params)
+    ready = recd_plugins.wrap(model, {"sharding": [{"use": use, "tables": ["*"]}]})
+    sharders = ready.sharders(fused_params=fused_params)
     plan = ready.planner().collective_plan(ready.model, sharders, dist.group.WORLD)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    device = torch.device("cpu")
-    dmp = DistributedModelParallel(ready.model, env, device, plan, sharders)
-    top: Any = ready.model.top
-    dense = torch.optim.SGD(top.parameters(), 0.01)
+    return DistributedModelParallel(ready.model, env, torch.device("cpu"), plan, sharders)
+
+
+def zipf(ids: NDArray[np.int64], exponent: float) -> Callable[[int], Tensor]:
+    """Return a function that draws a number of ids from a Zipf distribution."""
+    draw = np.random.default_rng(0)
+    ends = np.cumsum(np.arange(1, len(ids) + 1) ** -exponent)
+    return lambda count: torch.from_numpy(ids[ends.searchsorted(ends[-1] * draw.random(count))])
+
+
+def _trainer(use: str, rows: int) -> Callable[[KeyedJaggedTensor], None]:
+    """Return a function that trains one batch with the sharding plugin ``use``."""
+    model: Any = _Model(rows)
+    dmp = sharded(model, use, {"learning_rate": 0.01})
+    dense = torch.optim.SGD(model.top.parameters(), 0.01)
 
     def train(batch: KeyedJaggedTensor) -> None:
         dense.zero_grad()
@@ -66,29 +88,18 @@ def _trainer(use: str, rows: int) -> Callable[[KeyedJaggedTensor], None]:
     return train
 
 
-def _batches(rows: int, size: int, number: int) -> list[KeyedJaggedTensor]:
-    draw = np.random.default_rng(0)
-    order = draw.permutation(rows)[: int(rows * _IDS)]
-    lengths = torch.full((size * len(_FEATURES),), _LENGTH)
-    ends = np.cumsum(np.arange(1, len(order) + 1) ** -_EXPONENT)
-    made = []
-    for _ in range(number):
-        picked = np.searchsorted(ends, ends[-1] * draw.random(size * len(_FEATURES) * _LENGTH))
-        ids = torch.from_numpy(order[picked])
-        made.append(KeyedJaggedTensor(_FEATURES, ids, lengths=lengths))
-    return made
-
-
 def step_over_fixed(size: Size) -> Findings:
     """Train the same batches with dynamic tables and with row-wise tables, in turns."""
     rows, rows_per_batch = _ROWS[size], 64 if size == "tiny" else 2048
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
+    draw_ids = zipf(np.random.default_rng(0).permutation(rows)[: int(rows * _IDS)], _EXPONENT)
+    lengths = torch.full((rows_per_batch * len(_FEATURES),), _LENGTH)
+    batches = [
+        KeyedJaggedTensor(_FEATURES, draw_ids(len(lengths) * _LENGTH), lengths=lengths)
+        for _ in range(2 if size == "tiny" else 8)
+    ]
+    with one_rank():
         dynamic, fixed = (_trainer(use, rows) for use in ("dynamic.table", "torchrec.row_wise"))
-        batches = _batches(rows, rows_per_batch, 2 if size == "tiny" else 8)
         times = in_turn(dynamic, fixed, batches, turns=1 if size == "tiny" else 3)
-    finally:
-        dist.destroy_process_group()
     return Findings(
         f"{len(_FEATURES)} tables of {rows:,} rows, batches of {rows_per_batch:,} rows with "
         f"{_LENGTH} ids per table",

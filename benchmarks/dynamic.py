@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from benchmarks._deltas import delta_bytes
 from benchmarks._dynamic_quality import log_losses
@@ -41,12 +42,12 @@ def run(size: Size, movielens: Path | None = None) -> Findings:
     index.find_or_insert(shuffled, None, 0)
     pandas_index = pd.Index(shuffled)
     batches = [draw.choice(ids, batch, replace=False) for _ in range(10)]
-    against_pandas = in_turn(
-        lambda each: index.find_or_insert(each, None, 1), pandas_index.get_indexer, batches, turns
-    )
-    against_numpy = in_turn(
-        lambda each: index.find_or_insert(each, None, 1), ids.searchsorted, batches, turns
-    )
+
+    def look_up(each: NDArray[np.int64]) -> object:
+        return index.find_or_insert(each, None, 1)
+
+    against_pandas = in_turn(look_up, pandas_index.get_indexer, batches, turns)
+    against_numpy = in_turn(look_up, ids.searchsorted, batches, turns)
     seconds, in_pandas = zip(*against_pandas, strict=True)
     beside_numpy, in_numpy = zip(*against_numpy, strict=True)
     rates = [batch / each / 1e6 for each in seconds]
