@@ -15,6 +15,7 @@ from recd_plugins.testing.contracts import (
 
 #: Options by name of the plugins that need some.
 OPTIONS = {
+    "dynamic.table": {"buckets": 4},
     "recd.sigrid_hash": {"buckets": 1000},
     "recd.first_x": {"x": 3},
     "recd.bucketize": {"borders": [-1, 0.5, 2, 2**62]},
