@@ -77,13 +77,11 @@ class Program:
         self._process.kill()
 
     def kill_all(self) -> None:
-        """Kill the whole session."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()
 
     def first_line(self) -> str:
-        """Wait for the first line of output."""
         while True:
             ended = self.poll() is not None
             line, newline, _ = self.output()[0].partition("\n")
@@ -93,7 +91,6 @@ class Program:
             time.sleep(0.01)
 
     def output(self) -> tuple[str, str]:
-        """Return stdout and stderr so far."""
         stdout, stderr = (path.read_text(encoding="utf-8") for path in self._streams)
         return stdout, stderr
 

@@ -115,9 +115,14 @@ def plan_of(
 
 
 def shard(
-    model: nn.Module, sharders: Sequence[Any], places: Any, device: torch.device = DEVICE
+    model: nn.Module,
+    sharders: Sequence[Any],
+    places: Any,
+    device: torch.device = DEVICE,
+    *,
+    with_weights: bool = True,
 ) -> DistributedModelParallel:
-    """Shard a model, or a module, which keeps its weights.
+    """Shard a model, or a module, which keeps its weights by default.
 
     Args:
         model: its modules that ``sharders`` take are sharded.
@@ -134,7 +139,7 @@ def shard(
             plan[path] = plan_of(
                 module, places, sharder, dist.get_world_size(), local_ranks(), device.type
             )
-    return sharded(model, ShardingPlan(plan), sharders, device)
+    return sharded(model, ShardingPlan(plan), sharders, device, with_weights=with_weights)
 
 
 def sharded(
@@ -142,13 +147,17 @@ def sharded(
     plan: ShardingPlan | None,
     sharders: Sequence[ModuleSharder[Any]],
     device: torch.device = DEVICE,
+    *,
+    with_weights: bool = True,
 ) -> DistributedModelParallel:
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     dmp = DistributedModelParallel(
         model, env=everyone(), device=device, plan=plan, sharders=list(sharders)
     )
-    state = dmp.state_dict()
-    copy_weights({name: state[name] for name in weights}, weights)
+    if with_weights:
+        state = dmp.state_dict()
+        copy_weights({name: state[name] for name in weights}, weights)
+        dmp.load_state_dict(state)
     return dmp
 
 
@@ -178,6 +187,45 @@ def local_weights(dmp: nn.Module) -> dict[str, Tensor]:
         parts = [value] if of_rank is None else [shard.tensor for shard in of_rank]
         found[name] = torch.cat([torch.empty(0), *(p.detach().cpu().flatten() for p in parts)])
     return found
+
+
+def whole(states: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return whole tensors on every rank. A rank may lack tensors that it has no rows of."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, {name: _parts(each) for name, each in states.items()})
+    own = parts.pop(dist.get_rank())
+    found: dict[str, Tensor] = {}
+    for name, (size, dtype, shards) in (e for of_rank in (*parts, own) for e in of_rank.items()):
+        tensor = found.setdefault(name, torch.zeros(size, dtype=dtype))
+        for window, values in shards:
+            tensor[window] = values
+    return found
+
+
+def everything(dmp: nn.Module, optimizer: Any) -> dict[str, list[float]]:
+    """Return weights and optimizer state of whole tensors on every rank."""
+    states = {**dmp.state_dict()}
+    for name, state in optimizer.state_dict()["state"].items():
+        states.update({f"{name}/{key}": value for key, value in state.items()})
+    return {name: each.flatten().tolist() for name, each in whole(states).items()}
+
+
+def _parts(value: Any) -> tuple[Any, Any, list[Any]]:
+    if not isinstance(value, ShardedTensor):
+        value = torch.as_tensor(value).detach().cpu()
+        return value.size(), value.dtype, [((), value)]
+    shards = [(each.metadata, each.tensor.detach().cpu()) for each in value.local_shards()]
+    return (
+        value.size(),
+        value.dtype,
+        [
+            (
+                tuple(slice(a, a + n) for a, n in zip(m.shard_offsets, m.shard_sizes, strict=True)),
+                each,
+            )
+            for m, each in shards
+        ],
+    )
 
 
 @contextmanager

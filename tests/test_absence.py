@@ -77,7 +77,6 @@ training: {{batch_size: 16, ranks: 1, evaluate: false}}
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheels of the framework and of every plugin."""
     site = tmp_path_factory.mktemp("installed")
     for source in (ROOT, *(ROOT / "plugins" / name for name in PLUGINS)):
         install_wheel(source, site)

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from tests import installed
+from tests.commands import invoke as recd
 
 from recd_plugins import api, interfaces, load_registry
 from recd_plugins.api import API_VERSION
-from recd_plugins.cli import main
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.runtime.errors import PluginError, RegistryError
 
@@ -56,10 +55,6 @@ class Site(installed.Site):
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with installed.on_path(tmp_path, monkeypatch):
         yield Site(tmp_path)
-
-
-def recd(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def refused(site: Site, use: str) -> str:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.commands import invoke as recd
 from tests.installed import Site, on_path
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.cli import main
 from recd_plugins.config.built_in_kinds import KINDS
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.runtime.errors import PluginError, RegistryError
@@ -65,10 +64,6 @@ def refused(site: Site, text: str) -> str:
     with pytest.raises((PluginError, RegistryError)) as caught:
         load(site, text)
     return str(caught.value)
-
-
-def recd(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 AUDITS = """audits:

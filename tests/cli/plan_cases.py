@@ -1,12 +1,11 @@
 """A small registry in a folder of its own, and commands on it in this process."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.commands import invoke
 from tests.small_registry import hashed, papercal, write_registry
-
-from recd_plugins.cli import main
 
 
 def write(folder: Path, **training: object) -> Path:
@@ -28,12 +27,4 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoked(command: str, *arguments: str) -> Result:
-    """What ``recd COMMAND registry.yaml ...`` came to; no exception that it does not handle."""
-    result = CliRunner().invoke(main, [command, "registry.yaml", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def plan(*arguments: str) -> Result:
-    return invoked("plan", *arguments)
+plan = partial(invoke, "plan", "registry.yaml")

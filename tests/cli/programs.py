@@ -13,7 +13,6 @@ from tests.forked import RECD
 def recd(
     *arguments: object, program: tuple[str, ...] = (RECD,)
 ) -> subprocess.CompletedProcess[str]:
-    """``recd`` to its end; ``program`` where another one starts it."""
     return forked.run([*program, *arguments])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.commands import invoke, refusal
 
 from recd_plugins.cli import doctor, main
 from recd_plugins.runtime.versions import fbgemm_has_cuda, installed_set
@@ -35,7 +36,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
 
 
 def test_this_machine_is_well() -> None:
-    result = CliRunner().invoke(main, ["doctor", "--json"])
+    result = invoke("doctor", "--json")
     found = {check["name"]: check for check in json.loads(result.stdout)}
     assert result.exit_code == 0, found
     for name in ("versions", "fbgemm build", "fbgemm", "plugins"):
@@ -68,8 +69,7 @@ def test_sets_of_packages(
     check = doctor._versions()
     assert check.status == ("failed" if remedy else "ok")
     assert remedy in check.remedy
-    missing = CliRunner().invoke(main, ["run", "missing.yaml"])
-    assert ("are not compatible: " in missing.stderr) == bool(remedy)
+    assert ("are not compatible: " in invoke("run", "missing.yaml").stderr) == bool(remedy)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,9 @@ def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch: pytest.Monk
         raise OSError("libfbgemm.so: undefined symbol")
 
     monkeypatch.setattr(doctor, "_fbgemm_operators", broken)
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == 1
-    assert "undefined symbol" in " ".join(result.stdout.split())
-    assert "reinstall torch, fbgemm-gpu and torchrec" in result.stdout
+    said = refusal("doctor")
+    assert "undefined symbol" in said
+    assert "reinstall torch, fbgemm-gpu and torchrec" in said
 
 
 TRAINER = """

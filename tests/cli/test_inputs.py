@@ -8,9 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-
-from recd_plugins.cli import main
+from tests.commands import invoke, recd
 
 #: Arguments of commands; IN is what is read, OUT a place to write.
 COMMANDS = [
@@ -69,8 +67,7 @@ def log(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     pq.write_table(table(), folder / "rows.parquet")
     log = folder / "log"
-    result = CliRunner().invoke(main, ["logs", "write", str(folder / "rows.parquet"), str(log)])
-    assert result.exit_code == 0, result.output
+    recd("logs", "write", folder / "rows.parquet", log)
     return log
 
 
@@ -87,9 +84,7 @@ def test_what_cannot_be_read_is_refused(tmp_path, monkeypatch, log, kind):
     there = sorted(os.listdir())
     for command in COMMANDS:
         words = [{"IN": name, "OUT": "out"}.get(word, word) for word in command.split()]
-        result = CliRunner().invoke(main, words)
-        failed = not isinstance(result.exception, SystemExit | None)
-        assert not failed, (command, repr(result.exception))
+        result = invoke(*words)
         assert (not result.exit_code) == ((command, kind) in TAKEN), (command, result.output)
         if result.exit_code:
             assert "in.parquet" in result.stderr, (command, result.output)

@@ -5,9 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-
-from recd_plugins.cli import main
+from tests.commands import invoke, recd, refusal
 
 ZIPF = ["profile", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
 
@@ -32,29 +30,25 @@ REFUSED = {
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_what_is_wrong_is_said_first(folder: Path, command: str) -> None:
-    result = CliRunner().invoke(main, command.split())
+    result = invoke(*command.split())
     assert result.exit_code != 0
-    assert isinstance(result.exception, SystemExit)
     assert REFUSED[command] in " ".join(result.output.split())
     assert [path.name for path in folder.iterdir()] == ["registry.yaml"]
 
 
 def test_ranks_are_those_of_torchrun(folder: Path) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2"}
-    result = CliRunner().invoke(main, ["evaluate", "registry.yaml", "--ranks", "1"], env=ranks)
+    result = invoke("evaluate", "registry.yaml", "--ranks", "1", env=ranks)
     assert result.exit_code == 2, result.output
     assert "torchrun sets the number of ranks. Remove --ranks." in result.stderr
 
 
 def test_files_are_replaced_by_force_alone(folder: Path) -> None:
-    first, refused, forced = (
-        CliRunner().invoke(main, [*ZIPF, "-o", "p", *more]) for more in ([], [], ["--force"])
-    )
-    assert (first.exit_code, refused.exit_code, forced.exit_code) == (0, 1, 0), refused.output
-    assert "p already exists" in refused.stderr
-    read = CliRunner().invoke(main, ["profile", "merge", "p", "-o", "p", "--force"])
-    assert read.exit_code == 1
-    assert "p: this file is also an input" in read.stderr
+    recd(*ZIPF, "-o", "p")
+    assert "p already exists" in refusal(*ZIPF, "-o", "p")
+    recd(*ZIPF, "-o", "p", "--force")
+    said = refusal("profile", "merge", "p", "-o", "p", "--force")
+    assert "p: this file is also an input" in said
 
 
 @pytest.mark.parametrize("command", [ZIPF, ["report", "run.json"], ["trace", "profile", "ids.txt"]])
@@ -63,7 +57,6 @@ def test_force_replaces_no_file_of_another_kind(folder: Path, command: list[str]
     pq.write_table(pa.table({"user": [1], "click": [0]}), folder / "clicks.parquet")
     for name in ("registry.yaml", "clicks.csv", "clicks.parquet"):
         before = (folder / name).read_bytes()
-        result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
-        assert result.exit_code == 1, result.output
-        assert f"{name}: --force does not replace this file" in " ".join(result.output.split())
+        said = refusal(*command, "-o", name, "--force")
+        assert f"{name}: --force does not replace this file" in said
         assert (folder / name).read_bytes() == before

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from tests.commands import invoke, refusal
 from tests.small_registry import write_registry
 
 from recd_plugins.cli import main
@@ -51,21 +52,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(*arguments: str) -> Result:
-    command = ["--plugins-dir", "plugins", "plan", "registry.yaml", *arguments]
-    result = CliRunner().invoke(main, command)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+PLAN = ["--plugins-dir", "plugins", "plan", "registry.yaml"]
 
 
 def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
     arguments = ["--topology", "ndv4", "--batch-size", "32", "--all-tables"]
-    result = plan("--replicas", *arguments, "--json", "r.json")
+    result = invoke(*PLAN, "--replicas", *arguments, "--json", "r.json")
     assert result.exit_code == 0, result.output
     found = {"ranks": 8, "rows": 32, "copies": 3, "every": True}
     assert result.stdout == f"replicas: {found}\n"
     assert json.loads((folder / "r.json").read_text()) == found
-    assert plan("--replicas").stdout.startswith("replicas: {'ranks': 2, 'rows': 64, 'copies': 3,")
+    shown = invoke(*PLAN, "--replicas").stdout
+    assert shown.startswith("replicas: {'ranks': 2, 'rows': 64, 'copies': 3,")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +79,7 @@ def test_what_a_mode_does_wrong_is_said_of_it(
 ) -> None:
     assert change[0] in MODE
     (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
-    arguments = ["plan", "registry.yaml", "--replicas", "--json", "r.json"]
-    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
+    result = CliRunner().invoke(main, [*PLAN, "--replicas", "--json", "r.json"])
     assert message in "".join(getattr(result.exception, "__notes__", ()))
 
 
@@ -100,16 +97,13 @@ def test_what_a_mode_does_wrong_is_said_of_it(
     ],
 )
 def test_options_that_do_not_go_together(folder: Path, arguments: list[str], message: str) -> None:
-    result = plan(*arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
+    assert message in refusal(*PLAN, *arguments, code=2)
 
 
 def test_a_mode_that_is_none_is_refused(folder: Path) -> None:
     text = MODE.replace("[Replicas]", "Replicas")
     (folder / "plugins" / "acme.py").write_text(text, encoding="utf-8")
     for arguments in (["plan", "registry.yaml"], ["plan", "--help"], ["plugins"]):
-        result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
-        assert result.exit_code == 1
-        assert result.output.startswith(str(Path("plugins") / "acme.py"))
-        assert "register_plans failed: TypeError" in " ".join(result.output.split())
+        said = refusal("--plugins-dir", "plugins", *arguments)
+        assert said.startswith(str(Path("plugins") / "acme.py"))
+        assert "register_plans failed: TypeError" in said

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.commands import invoke, recd
 from tests.small_registry import write_registry
-
-from recd_plugins.cli import main
 
 #: A report that is written as a table.
 MARKDOWN = r"""
@@ -46,13 +44,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def recd(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
+RUN = ["--plugins-dir", "plugins", "run", "registry.yaml"]
 
 
 def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
-    result = recd("run", "registry.yaml", "--steps", "2", "--markdown", "run.md")
-    assert result.exit_code == 0, result.output
+    recd(*RUN, "--steps", "2", "--markdown", "run.md")
     text = Path("run.md").read_text(encoding="utf-8")
     assert text.startswith("| run | |\n|---|---|\n| train samples |")
     assert "| loss at the last step | 0." in text
@@ -80,7 +76,7 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
 def test_what_is_wrong_is_said_before_the_run(
     folder: Path, arguments: list[str], message: str
 ) -> None:
-    result = recd("run", "registry.yaml", *arguments)
+    result = invoke(*RUN, *arguments)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not Path("run.md").exists()

@@ -39,7 +39,6 @@ def recd(folder: Path, *arguments: str):
 
 @pytest.fixture
 def folder(trained: Path) -> Path:
-    """The same with checkpoints that a test may spoil."""
     kept = trained / "kept"
     if not kept.exists():
         shutil.copytree(trained / "checkpoints", kept)

@@ -13,7 +13,6 @@ FILE = "part-0.parquet"
 
 
 def make_rows(**columns) -> Rows:
-    """Rows that are 100 and on of a file."""
     batch = pa.RecordBatch.from_pydict(columns)
     return Rows(batch, (Origin(FILE, 100, batch.num_rows),))
 

@@ -25,7 +25,6 @@ NAN, INF = float("nan"), float("inf")
 
 
 def rows_with(**columns: list[float]) -> Rows:
-    """Rows 100 to 103 of a file."""
     zeros = {name: [0.0] * 4 for name in ("x", "price", "click")}
     data = pa.RecordBatch.from_pydict({**zeros, **columns})
     return Rows(data, (Origin("part-0.parquet", 100, 4),))

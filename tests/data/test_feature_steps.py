@@ -1,11 +1,10 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from tests.commands import invoke
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins import load_registry
-from recd_plugins.cli import main
 from recd_plugins.config.run_config import feature_steps
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.runtime.errors import RegistryError
@@ -90,8 +89,8 @@ def test_validate_reports_features_and_keys_together(registry, monkeypatch):
     text = (loaded.path).read_text()
     text += "model: {tables: {t_price: {num_embeddings: 9}}}\ntraining: {lerning_rate: 1}\n"
     loaded.path.write_text(text)
-    command = ["validate", "r.yaml", "--json", "sharding=[{use: torchrec.row_wise, tables: [x]}]"]
-    done = CliRunner().invoke(main, command)
+    entry = "sharding=[{use: torchrec.row_wise, tables: [x]}]"
+    done = invoke("validate", "r.yaml", "--json", entry)
     assert {each["field"] for each in json.loads(done.stdout)["problems"]} == {
         "training.lerning_rate",
         "preprocessing[0].features",

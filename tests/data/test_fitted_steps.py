@@ -165,7 +165,6 @@ def test_an_entry_is_fitted_to_what_those_before_it_leave(folder: Path) -> None:
 
 
 def rows_of(found: Any) -> list[dict[str, list[list[int]]]]:
-    """Rows by feature, batch by batch."""
     with build_dataloader(found, 0, 1) as loader:
         return [
             {key: [row.tolist() for row in jagged.to_dense()] for key, jagged in each.items()}

@@ -18,7 +18,6 @@ def make_units(sizes: list[int]) -> tuple[Unit, ...]:
 def rows_of(
     plan: ReadPlan, epoch: int, history: History, rank: int, world_size: int, steps: int = 0
 ) -> list[int]:
-    """The rows of a rank from a position to the end of the epoch."""
     return rows_in(plan.pieces(epoch, history, rank, world_size, steps))
 
 

@@ -111,7 +111,6 @@ def leaves_no_worker() -> Iterator[None]:
 
 
 def read(loader: Any, most: int | None = None) -> list[Any]:
-    """Return the tensors of each batch, and the position after it."""
     return [
         (
             batch.dense_features.tolist(),
@@ -157,7 +156,6 @@ def test_a_reader_raises_the_error_of_the_rank_alone(folder):
 
 @pytest.fixture
 def as_if_pinned(monkeypatch) -> list[str]:
-    """The threads that pinned something."""
     threads: list[str] = []
 
     def pin_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,8 @@
 """A model with a table for each kind of sharding, and its batches."""
 
-from typing import Any
-
 import torch
-import torch.distributed as dist
 from tests.sharded import PLACES, bags, exact_sharders, sequences, shard
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -42,36 +38,3 @@ def sharded_model(places: dict[str, str] | None = None) -> DistributedModelParal
     torch.manual_seed(0)
     named = {f"t_{name}": name for name in FEATURES} | {"t_s": "row_wise"}
     return shard(Model(), exact_sharders(TRAINING), places or named, torch.device("cpu"))
-
-
-def everything(dmp: DistributedModelParallel, optimizer: Any) -> dict[str, list[float]]:
-    """Weights and optimizer state, whole tensors, on every rank."""
-    states = {**dmp.state_dict()}
-    for name, state in optimizer.state_dict()["state"].items():
-        states.update({f"{name}/{key}": value for key, value in state.items()})
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, {name: _parts(each) for name, each in states.items()})
-    whole: dict[str, Tensor] = {}
-    for name, (size, dtype, shards) in (each for of_rank in parts for each in of_rank.items()):
-        tensor = whole.setdefault(name, torch.zeros(size, dtype=dtype))
-        for window, values in shards:
-            tensor[window] = values
-    return {name: each.flatten().tolist() for name, each in whole.items()}
-
-
-def _parts(value: Any) -> tuple[Any, Any, list[Any]]:
-    if not isinstance(value, ShardedTensor):
-        value = torch.as_tensor(value).detach()
-        return value.size(), value.dtype, [((), value)]
-    shards = [(each.metadata, each.tensor.detach()) for each in value.local_shards()]
-    return (
-        value.size(),
-        value.dtype,
-        [
-            (
-                tuple(slice(a, a + n) for a, n in zip(m.shard_offsets, m.shard_sizes, strict=True)),
-                each,
-            )
-            for m, each in shards
-        ],
-    )

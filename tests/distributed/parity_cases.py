@@ -18,9 +18,8 @@ from tests.distributed.parity_model import (
     ReferenceOptimizer,
     make_batch,
 )
-from tests.sharded import bare_registry, exact_sharders, shard
+from tests.sharded import bare_registry, exact_sharders, shard, whole
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
@@ -122,7 +121,7 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
         outputs, num_pipelined = train(dmp, optimizer, case, rank)
     of_ranks, trained = from_rank_0(lambda: _train_reference(reference, case, world_size))
     expected = [of_step[rank] for of_step in of_ranks]
-    weights = {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
+    weights = whole(dmp.state_dict())
     assert weights.keys() == initial.keys()
     pairs = list(zip(outputs, expected, strict=True))
     return Difference(
@@ -228,22 +227,6 @@ def _every_row_from_the_first_id(batch: ModelInput) -> ModelInput:
         for name, each in batch.segments.items()
     }
     return replace(batch, segments=segments)
-
-
-def _whole(tensor: Tensor | ShardedTensor) -> Tensor:
-    if not isinstance(tensor, ShardedTensor):
-        return tensor.detach().clone().cpu()
-    whole = torch.zeros(tensor.metadata().size)
-    for part in tensor.local_shards():
-        window = tuple(
-            slice(start, start + size)
-            for start, size in zip(
-                part.metadata.shard_offsets, part.metadata.shard_sizes, strict=True
-            )
-        )
-        whole[window] = part.tensor.detach()
-    dist.all_reduce(whole)
-    return whole
 
 
 @contextmanager

@@ -4,18 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.distributed.changed_row_cases import FEATURES, ROWS, TRAINING, batch, sharded_model
-from tests.distributed.parity_cases import _whole
+from tests.sharded import whole
 from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.changed_rows import ChangedRows
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.optimizer import build_optimizer
-
-
-def whole(dmp: DistributedModelParallel) -> dict[str, Tensor]:
-    return {name: _whole(each).clone() for name, each in dmp.state_dict().items()}
 
 
 def differing(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, set[int]]:
@@ -41,14 +36,14 @@ def track(rank: int, world_size: int) -> Any:
             rows[name] = rows.get(name, set()) | set(own.tolist())
         taken[consumer].append(rows)
 
-    before = whole(dmp)
+    before = whole(dmp.state_dict())
     for step in range(4):
         dmp.eval()
         with torch.no_grad():
             dmp(batch(rank, step + 100))
         dmp.train()
         dmp(batch(rank, step)).backward()
-        after = whole(dmp)
+        after = whole(dmp.state_dict())
         changed.append(differing(before, after))
         before = after
         take("a")
@@ -57,7 +52,7 @@ def track(rank: int, world_size: int) -> Any:
     pending = dmp(batch(rank, 4))  # its rows change after the call of take()
     take("a")
     pending.backward()
-    after = whole(dmp)
+    after = whole(dmp.state_dict())
     take("a")
     changed += [{}, differing(before, after)]
     dmp.load_state_dict(dmp.state_dict())

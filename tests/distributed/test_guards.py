@@ -51,7 +51,6 @@ def vbe(*names: str) -> KeyedJaggedTensor:
 
 
 def plain(*names: str, **more: Any) -> KeyedJaggedTensor:
-    """The same rows, all three."""
     return KeyedJaggedTensor(
         keys=list(names),
         values=torch.tensor([0, 1, 2, 0, 1] * len(names)),
@@ -61,7 +60,6 @@ def plain(*names: str, **more: Any) -> KeyedJaggedTensor:
 
 
 def weighted(weights: Tensor | None = None) -> KeyedJaggedTensor:
-    """A bag of rows 0 and 1, and an empty one."""
     weights = torch.tensor([0.5, 2.0]) if weights is None else weights
     return KeyedJaggedTensor(["a"], torch.tensor([0, 1]), weights, lengths=torch.tensor([2, 0]))
 

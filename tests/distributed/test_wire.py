@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 import torch
 from tests.planning.test_planner import Model, make, prepared, profile, registry
+from tests.sharded import plan_of
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
-    construct_module_sharding_plan,
     row_wise,
     table_wise,
 )
@@ -135,10 +135,7 @@ def test_plans_that_cannot_be_sent(
     bags, sequences, *_ = build_sharders(prepared(registry(wire="int8")))
     sharder: Any = bags if pooled else sequences
     module = model.bags if pooled else model.sequences
-    names = ("a", "b") if pooled else ("s",)
-    plan = construct_module_sharding_plan(
-        module, dict.fromkeys(names, kind), build_sharders(prepared(registry()))[not pooled], 2, 2
-    )
+    plan = plan_of(module, kind, build_sharders(prepared(registry()))[not pooled], 2, 2)
     if message is None:
         check_int8(sharder.qcomm_codecs_registry, plan, pooled=pooled)
     else:

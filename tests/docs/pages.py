@@ -7,10 +7,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def page(name: str) -> str:
-    """Return the text of ``docs/NAME``."""
     return (DOCS / name).read_text(encoding="utf-8")
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Return the code blocks with this info string."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)

@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests.commands import recd
 from tests.docs.pages import page
-
-from recd_plugins.cli import main
 
 TABLE = page("plugins/index.md").split("## Order of calls")[1].split("\n## ")[0]
 CALLS = [tuple(call.split(".")) for call in re.findall(r"`([A-Z]\w+\.\w+)`", TABLE)]
@@ -128,9 +126,7 @@ def calls_of(command: str, folder: Path) -> list[str]:
     code = PLUGINS.format(calls=CALLS, notes=folder / "notes")
     (folder / "plugins" / "order.py").write_text(code, encoding="utf-8")
     (folder / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
-    options = ["--plugins-dir", str(folder / "plugins")]
-    done = CliRunner().invoke(main, [*options, command, "registry.yaml"])
-    assert done.exit_code == 0, done.output
+    recd("--plugins-dir", folder / "plugins", command, "registry.yaml")
     return list(dict.fromkeys((folder / "notes").read_text(encoding="utf-8").splitlines()))
 
 

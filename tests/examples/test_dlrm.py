@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from tests import forked
+from tests.commands import recd
 
 import recd_plugins
-from recd_plugins.cli import main
 from recd_plugins.data.loader import build_dataloader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def commands(name: str) -> list[list[str]]:
-    """What README.md runs, without its comments."""
     text = (EXAMPLES / name / "README.md").read_text()
     return [shlex.split(line, comments=True) for line in re.findall(r"^(recd .*)$", text, re.M)]
 
@@ -68,8 +66,7 @@ def test_traces_are_profiled_drawn_and_trained_on(
     profile, plain, compare, generate = commands("trace")
     monkeypatch.chdir(tmp_path)
     for command in (profile, generate):
-        result = CliRunner().invoke(main, command[1:])
-        assert result.exit_code == 0, result.output
+        recd(*command[1:])
     assert plain == ["recd", "run", "registry.yaml"]
     compared(tmp_path, compare)
     assert (tmp_path / "rows.parquet").is_file()
@@ -77,8 +74,7 @@ def test_traces_are_profiled_drawn_and_trained_on(
 
 def test_criteo_is_trained_and_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sampled = CliRunner().invoke(main, ["criteo", "sample", "data", "--rows", "4000"])
-    assert sampled.exit_code == 0, sampled.output
+    recd("criteo", "sample", "data", "--rows", "4000")
     copy("criteo", tmp_path, {})
     report = compared(tmp_path, ["recd", "run", "registry.yaml", "--compare"], 15, 2_000)
     for side in ("baseline", "plugins"):
@@ -89,7 +85,7 @@ def test_converted_data_and_a_dictionary_fit_the_tables(tmp_path, monkeypatch):
     """What README.md says to change."""
     monkeypatch.chdir(tmp_path)
     for command in ("criteo sample data --rows 1000 --format gz", "criteo convert data parquet"):
-        assert CliRunner().invoke(main, command.split()).exit_code == 0
+        recd(*command.split())
     copy("criteo", tmp_path, {"path: data ": "path: parquet ", ": hashed": ": dictionary"})
     registry = recd_plugins.load_registry("registry.yaml")
     registry.dataset.prepare()

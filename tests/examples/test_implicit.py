@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 from tests import forked
-
-from recd_plugins.cli import main
+from tests.commands import recd, refusal
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "implicit"
 RANK = ["--user", "user_id", "--seen", "history_seen"]
@@ -46,8 +44,7 @@ def train_small(folder: Path, name: str, batch_size: int, rate: float, **options
 
 
 def ranked(*arguments: str) -> dict[str, float]:
-    result = CliRunner().invoke(main, ["rank", *arguments, *RANK, "--json", "figures.json"])
-    assert result.exit_code == 0, result.output
+    recd("rank", *arguments, *RANK, "--json", "figures.json")
     figures: dict[str, float] = json.loads(Path("figures.json").read_text())
     assert figures["num_queries"] == 60
     return figures
@@ -85,12 +82,10 @@ def test_two_towers_find_films_of_the_users_kind(
     places = places_by_hand(folder)
     assert figures["mrr"] == pytest.approx((1 / places).mean())
     assert figures["recall_at_10"] == pytest.approx((places <= 10).mean())
-    result = CliRunner().invoke(main, ["rank", "registry.yaml", "--item", "history_seen"])
-    assert result.exit_code == 1
-    assert "ranks the ids of feature 'item_id' only" in result.output
-    result = CliRunner().invoke(main, ["rank", "registry.yaml", "--user", "user"])
-    assert result.exit_code == 1
-    assert "the dataset has no sparse feature 'user'" in result.output
+    said = refusal("rank", "registry.yaml", "--item", "history_seen")
+    assert "ranks the ids of feature 'item_id' only" in said
+    said = refusal("rank", "registry.yaml", "--user", "user")
+    assert "the dataset has no sparse feature 'user'" in said
     monkeypatch.setattr("sys.argv", ["retrieve.py", "vectors"])
     runpy.run_path(str(folder / "retrieve.py"), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) == 3
@@ -102,6 +97,5 @@ def test_a_sequence_model_finds_the_next_film(folder: Path) -> None:
     drawn = ranked("sasrec.yaml", "--sampled", "20")
     assert everything["hr_at_10"] > 0.18
     assert everything["mrr"] < drawn["mrr"]
-    result = CliRunner().invoke(main, ["rank", "registry.yaml", *RANK])
-    assert result.exit_code == 1
-    assert "there is no checkpoint in this folder" in result.output
+    said = refusal("rank", "registry.yaml", *RANK)
+    assert "there is no checkpoint in this folder" in said

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-
-from recd_plugins.cli import main
+from tests.commands import recd
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mind"
 
@@ -38,13 +36,12 @@ def test_requests_become_a_registry_with_a_row_for_each_news(
     assert [each["click"] for each in table[5]["shown"]] == [0, 1, 0, 0]
     assert table[8]["history"] == [f"N{(56 + j) % 50}" for j in range(8)]
 
-    result = CliRunner().invoke(main, ["init", "train.parquet", "mind.yaml"])
-    assert result.exit_code == 0, result.output
-    assert "Each list element of 'shown' becomes a row" in result.output
+    shown = recd("init", "train.parquet", "mind.yaml")
+    assert "Each list element of 'shown' becomes a row" in shown
     text = Path("mind.yaml").read_text()
     assert "explode: [shown]" in text
     assert '"shown.click": label' in text or "shown.click: label" in text
-    assert CliRunner().invoke(main, ["validate", "mind.yaml"]).exit_code == 0
+    recd("validate", "mind.yaml")
 
 
 def test_a_line_of_another_form_is_named(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ def write_ratings(path: Path, seconds: int = 10**6) -> None:
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
-    """The report of ``recd run`` on ``folder``'s data."""
     command = [
         forked.RECD,
         "run",

@@ -24,7 +24,6 @@ NEW, UNKNOWN = 104_729_000_021 * (500 + 500 // 20 - 1), 5
 
 
 def scores(live: LiveModel) -> list[float]:
-    """Score the two items for the same user."""
     rows = [{"user": 1, "item": item, "history": [2]} for item in (NEW, UNKNOWN)]
     with live.version() as version:
         inputs = Encoder(version.folder).encode(rows).tensors()

@@ -57,15 +57,12 @@ class Case:
     data: st.DataObject
 
     def draw(self, strategy: st.SearchStrategy[T], label: str | None = None) -> T:
-        """Draw from a strategy."""
         return self.data.draw(strategy, label)
 
     def one_of(self, choices: Any, label: str | None = None) -> Any:
-        """Draw one of a sequence."""
         return self.draw(st.sampled_from(choices), label)
 
     def number(self, least: int, most: int, label: str | None = None) -> int:
-        """Draw a whole number, both ends included."""
         return self.draw(st.integers(least, most), label)
 
     def flag(self, label: str) -> bool:
@@ -99,7 +96,6 @@ class Case:
         }[how]
 
     def damage(self, path: str | Path) -> None:
-        """Damage a file."""
         Path(path).write_bytes(self.damaged(Path(path).read_bytes()))
 
     def no_file(self, path: Path) -> None:

@@ -58,7 +58,6 @@ def with_column(data: pa.Table, name: str, column: Any) -> pa.Table:
 
 
 def write(path: str | Path, data: pa.Table, **options: Any) -> None:
-    """A Parquet file of several row groups whose pages have checksums."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     defaults = {"row_group_size": 12, "write_page_checksum": True, "store_schema": False}
     pq.write_table(data, path, **{**defaults, **options})
@@ -157,8 +156,6 @@ def rows_in(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def texts(given: Iterable[Row]) -> list[str]:
-    """Rows to be compared, whatever the order of their columns and the layout of their lists."""
-
     def normal(name: str, value: Any) -> Any:
         return _ids(value) if name in ("user", "items") and isinstance(value, bytes) else value
 

@@ -56,7 +56,6 @@ def parsed(text: str) -> Any:
 
 
 def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
-    """The places of the scalars of a document."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     for key, each in inner:
         if isinstance(each, (dict, list)):

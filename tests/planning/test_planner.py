@@ -61,7 +61,6 @@ class Model(nn.Module):
 def registry(
     *sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd", wire: str = "fp32"
 ) -> RunConfig:
-    """Of (plugin, patterns) pairs; without data."""
     spec = RegistrySpec.model_validate(
         {
             "version": 1,

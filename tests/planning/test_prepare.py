@@ -36,7 +36,6 @@ class OwnBags(EmbeddingBagCollection):
 
 
 def model(kind: str | nn.Module) -> nn.Module:
-    """Table t_x of an EmbeddingBagCollection next to a module with tables t_a and t_b."""
     config = EmbeddingBagConfig(name="t_x", embedding_dim=4, num_embeddings=9, feature_names=["x"])
     if isinstance(kind, nn.Module):
         left = kind

@@ -101,7 +101,6 @@ def test_what_does_not_fit_has_no_placement(proposal: list[Option], topology: To
 
 @pytest.fixture(scope="module", params=[1, 3])
 def options(request: pytest.FixtureRequest) -> list[Option]:
-    """What GPUs of some nodes may do with three tables."""
     model = Model()
     ready = prepared(registry(), model)
     constraints = table_constraints(
@@ -120,7 +119,6 @@ def by_table(options: Iterable[Option]) -> list[list[Option]]:
 
 
 def rating_of(turn: int, ratings: Sequence[float]) -> float | None:
-    """In turns; every third fits nowhere."""
     return None if turn % 3 == 2 else ratings[turn % len(ratings)]
 
 

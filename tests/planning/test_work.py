@@ -103,7 +103,6 @@ def test_ids_and_bytes_are_those_of_a_run(
 
 
 def plan(kind: str, *shards: tuple[int, int, int]) -> ShardingPlan:
-    """Of table t: rank, rows and columns of each shard."""
     by_columns = kind == "column_wise"
     placed = [
         ShardMetadata(

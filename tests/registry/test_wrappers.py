@@ -1,14 +1,14 @@
 """Wrappers of a dataset: ``dataset.wrap`` in registry files."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.api import prepared_data
-from recd_plugins.cli import main
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.runtime.errors import RegistryError, SetupError
 
@@ -95,12 +95,8 @@ def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path
 def test_commands_show_wrappers(tmp_path: Path, plugins_dir: Path) -> None:
     load(tmp_path, plugins_dir, FIRST)
 
-    def recd(*arguments: str) -> str:
-        result = CliRunner().invoke(main, ["--plugins-dir", str(plugins_dir), *arguments])
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    assert "3 entries, ok" in recd("validate", str(tmp_path / "r.yaml"))
+    recd = partial(commands.recd, "--plugins-dir", plugins_dir)
+    assert "3 entries, ok" in recd("validate", tmp_path / "r.yaml")
     assert "dataset, wrapper" in recd("plugins", "--kind", "dataset")
     kinds = {plugin["name"]: plugin["wrapper"] for plugin in json.loads(recd("plugins", "--json"))}
     assert (kinds["acme.outer"], kinds["acme.data"]) == (True, False)

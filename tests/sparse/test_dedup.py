@@ -15,7 +15,6 @@ def make_column(rows, dtype=np.int64, offsets_dtype=np.int32, first=0):
 
 
 def expected(columns):
-    """Unique rows and inverse lookup of a group of columns given as lists."""
     seen = {}
     inverse = [seen.setdefault(tuple(map(tuple, row)), len(seen)) for row in zip(*columns)]  # noqa: B905
     return list(seen), inverse

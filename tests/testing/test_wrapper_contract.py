@@ -69,7 +69,6 @@ def twice(origin: Origin) -> tuple[Origin, ...]:
 
 
 def content(batches: Batches) -> Batches:
-    """The second row has the ids of the first, and says that it is the second."""
     return [
         replace(rows, data=rows.data.take(pa.array([0, 0, 2, 3]))) if len(rows) > 1 else rows
         for rows in batches

@@ -61,7 +61,6 @@ def outcomes(checkout: Path, file: str, side: str, timeout: int) -> dict[str, st
 
 
 def outcome(case: ElementTree.Element) -> str:
-    """Return passed, failed or skipped."""
     kinds = {child.tag for child in case}
     if kinds & {"failure", "error"}:
         return "failed"

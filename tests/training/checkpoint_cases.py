@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.distributed.parity_cases import _whole
-from tests.sharded import CPU, bags, sharded
+from tests import sharded
+from tests.sharded import CPU, bags
 from torch import Tensor, nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -37,7 +37,7 @@ class Trainer:
         model, sharders = Model(rows), stock_sharders(TRAINING)
         planner = EmbeddingShardingPlanner(topology=default_topology(world_size))
         plan = planner.collective_plan(model, sharders, dist.group.WORLD)
-        self.dmp = sharded(model, plan, sharders, CPU)
+        self.dmp = sharded.sharded(model, plan, sharders, CPU)
         self.optimizer = build_optimizer(self.dmp, TRAINING)
 
     def step(self) -> None:
@@ -47,16 +47,7 @@ class Trainer:
         self.optimizer.step()
 
     def everything(self) -> dict[str, list[float]]:
-        """Weights and optimizer state, whole tensors, on every rank."""
-        states = {**self.dmp.state_dict()}
-        for name, state in self.optimizer.state_dict()["state"].items():
-            states.update({f"{name}/{key}": value for key, value in state.items()})
-        return {
-            name: (_whole(each) if isinstance(each, Tensor) else torch.tensor(each))
-            .flatten()
-            .tolist()
-            for name, each in states.items()
-        }
+        return sharded.everything(self.dmp, self.optimizer)
 
 
 def save_two(rank: int, world_size: int, folder: Path) -> None:

@@ -7,19 +7,19 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from tests.commands import invoke
 from tests.training.checkpoint_cases import Trainer, flip, reseal, save_two
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, _own
@@ -90,7 +90,6 @@ def checkpoint(saved: Path, tmp_path: Path) -> Path:
 
 
 def read(checkpoint: Path) -> torch.Tensor:
-    """The table, read as `recd run` reads it."""
     assert problems(checkpoint) == ([], []), "the manifest does not give it away"
     read_progress(checkpoint)
     contents = read_metadata(checkpoint)
@@ -242,8 +241,7 @@ def test_a_manifest_of_a_later_version(folder: Path) -> None:
     assert not isinstance(caught.value, DamagedError), "an older one is no substitute"
 
 
-def recd(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["checkpoint", *map(str, arguments)])
+recd = partial(invoke, "checkpoint")
 
 
 def test_verify_names_what_is_missing_cut_short_changed_or_too_much(folder: Path) -> None:

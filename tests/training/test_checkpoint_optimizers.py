@@ -41,7 +41,6 @@ DENSE: dict[str, Any] = {
 
 
 def trainer_with(optimizer: str, world_size: int, frozen: str = "") -> Trainer:
-    """Its dense layers, and its table where each rank has it whole, learn by that optimizer."""
     trainer = Trainer(world_size)
     if optimizer in DENSE:
         spec = TrainingSpec(
@@ -79,7 +78,6 @@ def test_a_trainer_goes_on_as_if_it_had_never_ended(tmp_path: Path, optimizer: s
 
 
 def steps_of_both(rank: int, world_size: int, optimizer: str) -> Any:
-    """Weights of the dense layer after two steps, of the trainer and of PyTorch's optimizer."""
     trainer = trainer_with(optimizer, world_size)
     dense = {name: each for name, each in trainer.dmp.named_parameters() if "top" in name}
     copies = [each.detach().clone() for each in dense.values()]
@@ -106,7 +104,6 @@ def test_state_that_the_optimizer_lacks_is_not_dropped(tmp_path: Path) -> None:
 
 
 def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list[str]:
-    """What is said of a trainer's dense optimizer beside a table that one of the ranks has."""
     kind = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}[of_table]
     model, sharder = Model(16), EmbeddingBagCollectionSharder({"optimizer": kind})
     dmp = shard(model, [sharder], table_wise(1, compute_kernel="fused"), CPU)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from tests.commands import recd, refusal
 from tests.covering import by_night
-from tests.distributed.changed_row_cases import TRAINING, batch, everything, sharded_model
+from tests.distributed.changed_row_cases import TRAINING, batch, sharded_model
 from tests.training import checkpoint_cases
 
 from recd_plugins.runtime.errors import SetupError
@@ -44,9 +44,6 @@ class Trainer(checkpoint_cases.Trainer):
         self.rank = rank
         self.dmp = sharded_model(places)
         self.optimizer = build_optimizer(self.dmp, TRAINING)
-
-    def everything(self) -> dict[str, list[float]]:
-        return everything(self.dmp, self.optimizer)
 
     def train(self, step: int) -> None:
         self.optimizer.zero_grad()

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from click.testing import CliRunner
+from tests.commands import invoke
 from tests.small_registry import hashed, write_registry
 
 from recd_plugins import load_registry
-from recd_plugins.cli import main
 from recd_plugins.training.dry_run import unused_line
 
 
@@ -43,9 +42,7 @@ def write(folder: Path) -> Path:
 def test_what_each_column_is_for(tmp_path: Path) -> None:
     registry = write(tmp_path)
     figures = tmp_path / "figures.json"
-    done = CliRunner().invoke(
-        main, ["run", str(registry), "--dry-run", "--json", str(figures), "training.steps=5"]
-    )
+    done = invoke("run", registry, "--dry-run", "--json", figures, "training.steps=5")
     assert done.exit_code == 0, done.output
     report = json.loads(figures.read_text())
     assert {each["name"]: (each["feeds"], each["how"]) for each in report["columns"]} == {

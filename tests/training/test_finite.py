@@ -5,10 +5,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from tests.commands import refusal
 from tests.small_registry import write_registry
 
-from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train
@@ -68,13 +67,10 @@ def saved_steps(folder: Path) -> list[str]:
 def test_a_loss_of_one_rank_ends_the_run_and_leaves_its_good_checkpoints(tmp_path: Path) -> None:
     path = registry(tmp_path, large={5: DENSE})
     figures = tmp_path / "figures.json"
-    done = CliRunner().invoke(main, ["run", str(path), "--json", str(figures)])
-    assert done.exit_code == 1
-    assert f"{path}: the loss of step 5 is nan, so the run stopped" in done.stderr
-    assert (
-        f"resume from the newest checkpoint, {tmp_path}/checkpoints/step-000000004" in done.stderr
-    )
-    assert "Traceback" not in done.stderr
+    said = refusal("run", path, "--json", figures)
+    assert f"{path}: the loss of step 5 is nan, so the run stopped" in said
+    assert f"resume from the newest checkpoint, {tmp_path}/checkpoints/step-000000004" in said
+    assert "Traceback" not in said
     assert saved_steps(tmp_path) == ["step-000000002", "step-000000004"]
     assert not figures.exists()
 

@@ -65,7 +65,6 @@ class Run:
             time.sleep(0.1)
 
     def rank_on(self, node: int) -> int:
-        """Process id of the rank of a node."""
         for process in map(psutil.Process, self.network.processes(node)):
             if "RANK" in process.environ() and process.cmdline()[1:2] == [RECD]:
                 return process.pid

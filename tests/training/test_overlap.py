@@ -110,7 +110,6 @@ def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
 
 
 def _tables(dmp: DistributedModelParallel) -> list[Tensor]:
-    """Local rows of the tables whose kernels learn in the backward pass."""
     modules = dmp.module.bags, dmp.module.sequences
     return [parameter.detach().clone() for module in modules for parameter in module.parameters()]
 

@@ -146,7 +146,6 @@ def loader(differs: bool) -> None:
 
 
 def run(differs: bool, path: Any) -> None:
-    """`recd run`, which is told another seed, or data of which fewer rows repeat."""
     registry = load_registry(path)
     build_sharded_model(
         registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU

@@ -1,18 +1,11 @@
-"""The contracts of the package's plugins."""
+"""The contract of the callback. Tests of built-in plugins have that of the sharding."""
 
 from pathlib import Path
 
 import pytest
 
 from recd_plugin_dynamic.eviction_log import EvictionLog
-from recd_plugin_dynamic.sharding import DynamicSharding
-from recd_plugins.testing.contracts import PluginContract, ShardingContract
-
-
-class TestDynamicSharding(ShardingContract):
-    @pytest.fixture
-    def plugin(self) -> DynamicSharding:
-        return DynamicSharding(DynamicSharding.Options(buckets=4))
+from recd_plugins.testing.contracts import PluginContract
 
 
 class TestEvictionLog(PluginContract):

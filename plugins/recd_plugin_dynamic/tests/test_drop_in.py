@@ -7,7 +7,6 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests import sharded
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
@@ -40,9 +39,7 @@ def outputs(rank: int, size: int, deduplicated: bool, coalesce: bool) -> list[li
     params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}
     sharders = ready.sharders(fused_params=params)
     plan = ready.planner().collective_plan(ready.model, sharders, sharded.everyone().process_group)
-    dmp = DistributedModelParallel(
-        ready.model, env=sharded.everyone(), device=sharded.CPU, plan=plan, sharders=sharders
-    )
+    dmp = sharded.sharded(ready.model, plan, sharders, sharded.CPU, with_weights=False)
     for name, each in dmp.state_dict().items():
         if name.endswith("weight"):
             for shard in each.local_shards():

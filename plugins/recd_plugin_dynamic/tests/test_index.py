@@ -120,7 +120,6 @@ def batches(steps, size, num_ids, drift=10):
 
 
 def split(policy, rows, world, **options):
-    """Return the indexes of ``world`` ranks."""
     width = BUCKETS // world
     return [
         IdIndex(rank * width, (rank + 1) * width, BUCKETS, rows, policy, **options)

@@ -76,7 +76,6 @@ def read(dataset: WholeRequests, world_size: int, batch_size: int = 12) -> list[
 
 
 def numbers(batches: Iterable[Rows]) -> list[float]:
-    """The column that is unique to each row."""
     return [number for rows in batches for number in rows.data["number"].to_pylist()]
 
 

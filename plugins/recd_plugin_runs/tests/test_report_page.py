@@ -229,7 +229,6 @@ def test_seeds_have_a_spread_and_advice_is_said_once(tmp_path: Path) -> None:
 
 
 def plotted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the axes of plots in the returned list."""
     shown: list[Any] = []
 
     def collect(axes: Any, **_: Any) -> str:

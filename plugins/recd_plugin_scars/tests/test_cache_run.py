@@ -50,7 +50,6 @@ def profile_of(table: Path, path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def results(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """By what a run is called; without plugins as ``plain``; one launch of two ranks."""
     folder = tmp_path_factory.mktemp("runs")
     sgd = {"training": {"optimizer": "sgd"}}
     # Counted once, as a run counts at start: of the others that do, it is a fourth of the time.

@@ -64,7 +64,6 @@ def numbers(rows: Rows) -> NDArray[np.int64]:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> dict[str, int]:
-    """Rows for at least one batch on every rank."""
     batch_size, world_size = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     sizes = {"batch_size": batch_size, "world_size": world_size, "window": draw(st.integers(1, 8))}
     return {**sizes, "num_rows": draw(st.integers(3 * batch_size, 120))}

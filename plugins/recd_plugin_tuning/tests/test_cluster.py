@@ -26,12 +26,10 @@ SIZES = (2**12, 2**16, 2**20, 2**22)
 
 @pytest.fixture(scope="module")
 def measured() -> MeasuredCluster:
-    """Two nodes of one rank."""
     return run_on_ranks(cluster_cases.measured, 2, local_world_size=1)[0]
 
 
 def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *args: str) -> Result:
-    """The command on ranks that have measured already."""
     monkeypatch.setattr("recd_plugins.runtime.launch.launch", lambda *_, **__: [found])
     return invoke("calibrate", *args)
 

@@ -42,7 +42,6 @@ class Store:
     endpoint: str
 
     def taken(self) -> list[Request]:
-        """The ranges of objects that it sent since the last call."""
         with urlopen(self.endpoint + _REQUESTS) as answer:
             return [Request(**each) for each in json.load(answer)]
 

@@ -35,7 +35,6 @@ def condition(*given: Any) -> Condition:
 
 
 def reference(condition: Condition, values: list[Any]) -> list[bool]:
-    """What holds, value by value."""
     if condition.op == "is null":
         return [value is None for value in values]
     if condition.op == "is not null":

@@ -32,8 +32,6 @@ def signed() -> list[bool]:
 
 @pytest.fixture
 def refusing(signed: list[bool]) -> Iterator[str]:
-    """A store that knows nobody."""
-
     class Refuse(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             signed.append("Authorization" in self.headers)

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.distributed.parity_cases import _whole
 from tests.drop_in.matrix.axes import OPTIMIZERS, PIPELINES, REST, Rest, table_of
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.trainer import Cell, Variant
+from tests.sharded import whole
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import comm_ops
@@ -218,7 +218,7 @@ def _sides(rest: Rest, flow: str) -> list[str]:
 def _load(side: Variant, before: Variant) -> None:
     state = before.dmp.state_dict()
     if "whole" in (side.side, before.side):
-        side.dmp.load_state_dict({name: _whole(value) for name, value in state.items()})
+        side.dmp.load_state_dict(whole(state))
     else:
         side.dmp.load_state_dict(state)
         side.optimizer.load_state_dict(before.optimizer.state_dict())

@@ -1,6 +1,5 @@
 """A trainer on one rank: with recd_plugins, with TorchRec alone, or unsharded."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tests.drop_in.matrix.batches import (
     rows,
 )
 from tests.drop_in.matrix.modules import DIM, MODULES, vectors
+from tests.sharded import local_ranks, plan_of
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -40,7 +40,6 @@ from torchrec.distributed.model_parallel import (
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
     get_default_sharders,
     row_wise,
     table_wise,
@@ -323,11 +322,7 @@ def _own_plan(model: Model, sharders: Sequence[Any]) -> ShardingPlan:
     names = sorted({table_of(name) for name in model.state_dict()} - {""})
     how = {name: row_wise() if place else table_wise(rank=1) for place, name in enumerate(names)}
     (sharder,) = (each for each in sharders if each.module_type is type(model.sparse))
-    ranks = dist.get_world_size()
-    local = int(os.environ["LOCAL_WORLD_SIZE"])
-    plan = construct_module_sharding_plan(
-        model.sparse, how, sharder, local_size=local, world_size=ranks, device_type=DEVICE.type
-    )
+    plan = plan_of(model.sparse, how, sharder, dist.get_world_size(), local_ranks())
     return ShardingPlan({"sparse": plan})
 
 

@@ -17,7 +17,6 @@ class Left(Model):
     name = "test.left"
 
     def build(self, features: ModelFeatures) -> nn.Module:
-        """A module of this file."""
         return _left(features)
 
 

@@ -29,7 +29,6 @@ class Tower(Model):
     options: Options
 
     def build(self, features: ModelFeatures) -> nn.Module:
-        """A module of this file."""
         if self.options.fault == "fails":
             raise ValueError("no weights")
         return _tower(features, self.options)

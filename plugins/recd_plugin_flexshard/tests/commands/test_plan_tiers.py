@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from tests.cli.plan_cases import invoked
+from tests.commands import invoke, recd, refusal
 
 from recd_plugin_flexshard.tests.conftest import ROWS, MakeRegistry
 
@@ -19,18 +18,12 @@ def folder(make_registry: MakeRegistry, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
-
-
-def plan(*arguments: str) -> Result:
-    return invoked("plan", "--tiers", *arguments)
+PLAN = ["plan", "registry.yaml", "--tiers"]
 
 
 def test_tiers_for_a_cluster(folder: Path) -> None:
-    result = plan("--topology", "zionex-a100-40g", "--batch-size", "128", "--json", "tiers.json")
-    assert result.exit_code == 0, result.output
-    shown = words(result)
+    options = ["--topology", "zionex-a100-40g", "--batch-size", "128", "--json", "tiers.json"]
+    shown = " ".join(recd(*PLAN, *options).split())
     assert "32 ranks on cuda" in shown
     assert "128 rows per rank; speed of collectives: as measured" in shown
     assert "t_seq_0_0" in shown
@@ -50,13 +43,11 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
-    result = plan(*arguments)
+    result = invoke(*PLAN, *arguments)
     assert result.exit_code != 0
-    assert message in words(result)
+    assert message in " ".join(result.output.split())
 
 
 def test_without_an_entry_that_has_tiers(make_registry: MakeRegistry) -> None:
     make_registry("torchrec.row_wise")
-    result = plan()
-    assert result.exit_code == 1
-    assert "Add an entry that uses 'flexshard.two_tier'" in words(result)
+    assert "Add an entry that uses 'flexshard.two_tier'" in refusal(*PLAN)

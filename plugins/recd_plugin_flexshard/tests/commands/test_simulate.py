@@ -1,12 +1,12 @@
 """`recd simulate` as a user runs it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from tests.cli.plan_cases import invoked
+from tests.commands import invoke
 
 from recd_plugin_flexshard.tests.conftest import MakeRegistry
 
@@ -20,8 +20,7 @@ def folder(make_registry: MakeRegistry, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-def simulate(*arguments: str) -> Result:
-    return invoked("simulate", *TOPOLOGY, *arguments)
+simulate = partial(invoke, "simulate", "registry.yaml", *TOPOLOGY)
 
 
 def report(*arguments: str) -> dict[str, Any]:

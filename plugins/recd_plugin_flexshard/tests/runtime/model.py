@@ -1,6 +1,5 @@
 """The model, the data and the training of the tests of tiered tables."""
 
-import os
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -10,18 +9,17 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from tests.distributed.parity_model import DIM, _Attention, _Head
+from tests.sharded import shard, whole
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
-    construct_module_sharding_plan,
     data_parallel,
     row_wise,
     table_wise,
 )
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -43,7 +41,6 @@ from recd_plugins.sharding.wire import Int8, wire_codecs
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.rank_state import copy_weights
 
 Optimizer = Literal["sgd", "rowwise_adagrad"]
 Form = Literal["kjt", "ikjt"]
@@ -202,33 +199,14 @@ class Job:
         if sparse is None:  # both ways to sum gradients of copies, over the two optimizers
             sparse = COPIES if optimizer == "sgd" else ("flex",)
         model = TierModel(tiers, sparse, retier_every, need_indices)
-        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         sharders: Any = stock_sharders(spec)
         if tiers is not None:
             params = fused_params(spec)
             sharders = [TieredEmbeddingCollectionSharder(params, codecs, coalesced=coalesced)]
-        plan = construct_module_sharding_plan(
-            model.sequences,
-            {
-                table: self._generator((shardings or {}).get(table, "row_wise"))
-                for table in FEATURES
-            },
-            next(each for each in sharders if each.module_type is type(model.sequences)),
-            local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-            world_size=self.world_size,
-            device_type=self.device.type,
-        )
+        kinds = dict.fromkeys(FEATURES, "row_wise") | dict(shardings or {})
+        places = {table: self._generator(kind) for table, kind in kinds.items()}
         with all_gradients_sent() if sends_all else nullcontext():
-            self.dmp = DistributedModelParallel(
-                module=model,
-                env=ShardingEnv.from_process_group(dist.group.WORLD),
-                device=self.device,
-                plan=ShardingPlan({"sequences": plan}),
-                sharders=sharders,
-            )
-        state = self.dmp.state_dict()
-        copy_weights(state, weights)
-        self.dmp.load_state_dict(state)
+            self.dmp = shard(model, sharders, places, self.device)
         self.optimizer = build_optimizer(self.dmp, spec)
         check_every_parameter_is_trained(self.dmp, self.optimizer)
         self.pipeline = TrainPipelineSparseDist(
@@ -296,33 +274,6 @@ class Job:
                 if isinstance(value, Tensor | ShardedTensor):
                     found[f"optimizer/{name}/{key}"] = value
         return whole(found)
-
-
-def whole(found: Mapping[str, Tensor | ShardedTensor]) -> dict[str, Tensor]:
-    """All rows of each, on every rank, bit for bit. A rank may lack what it holds no rows of."""
-    sizes = {
-        name: value.metadata().size if isinstance(value, ShardedTensor) else value.shape
-        for name, value in found.items()
-    }
-    of_ranks: list[dict[str, torch.Size]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, sizes)
-    results = {}
-    for name, size in sorted(
-        {name: size for each in of_ranks for name, size in each.items()}.items()
-    ):
-        value = found.get(name)
-        if isinstance(value, Tensor) and not isinstance(value, ShardedTensor):
-            results[name] = value.detach().cpu().clone()
-            continue
-        results[name] = torch.zeros(size)
-        for shard in [] if value is None else value.local_shards():
-            meta = shard.metadata
-            window = [
-                slice(s, s + n) for s, n in zip(meta.shard_offsets, meta.shard_sizes, strict=True)
-            ]
-            results[name][tuple(window)] = shard.tensor.detach().cpu()
-        dist.all_reduce(results[name].view(torch.int32))
-    return results
 
 
 def largest_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from tests.sharded import plan_of
 from torch import Tensor
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
     data_parallel,
     row_wise,
     table_wise,
@@ -153,7 +153,6 @@ PROCEDURES: tuple[Callable[[Job, int], None], ...] = (
 def weights_after(
     rank: int, world_size: int, optimizer: Optimizer
 ) -> dict[str, list[dict[str, Tensor]]]:
-    """By procedure: the weights without tiers, with dense and with sparse sums of gradients."""
     found: dict[str, list[dict[str, Tensor]]] = {}
     for procedure in PROCEDURES:
         for tiers, sparse in ((None, ()), (TIERS, ()), (TIERS, COPIES)):
@@ -313,14 +312,8 @@ def refusals(rank: int, world_size: int) -> list[RecdError | None]:
         plain = EmbeddingCollection(tables=list(attempt.tables))
         module = TieredEmbeddingCollection(plain, attempt.tiers)
         sharder = TieredEmbeddingCollectionSharder(dict(attempt.fused))
-        plan = construct_module_sharding_plan(
-            module,
-            {each.name: SHARDINGS[attempt.sharding] for each in attempt.tables},
-            sharder,
-            local_size=1,
-            world_size=1,
-            device_type="cpu",
-        )
+        places = {each.name: SHARDINGS[attempt.sharding] for each in attempt.tables}
+        plan = plan_of(module, places, sharder, 1, 1, "cpu")
         sharder.shard(module, plan, env, torch.device("cpu"))
 
     def later(job: Job) -> None:

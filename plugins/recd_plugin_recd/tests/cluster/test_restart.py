@@ -69,7 +69,6 @@ def read(folder: Path) -> list[pa.Table]:
 
 @pytest.fixture(scope="module")
 def whole(source) -> list[pa.Table]:
-    """What an uninterrupted run writes."""
     cluster(ClusterOptions(source, source.parent / "whole"))
     return read(source.parent / "whole")
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.plan_cases import invoked
+from tests.commands import invoke, recd
 from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins.interfaces.access import AccessProfile
@@ -26,15 +26,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(*arguments: str) -> tuple[int, str]:
-    """Run the command; return its exit code, and its output without line breaks."""
-    result = invoked("plan", "--cache", *arguments)
-    return result.exit_code, " ".join(result.output.split())
+PLAN = ["plan", "registry.yaml", "--cache"]
+
+
+def plan(*arguments: str) -> str:
+    return " ".join(recd(*PLAN, *arguments).split())
 
 
 def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
-    code, shown = plan("--memory", "64KB", "--json", "cache.json")
-    assert code == 0, shown
+    shown = plan("--memory", "64KB", "--json", "cache.json")
     for part in (
         "128 samples per step (64 rows per rank), rowwise_adagrad",
         "reads of rows: 2,048 rows of registry.yaml",
@@ -58,8 +58,7 @@ def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
 def test_useful_rows_are_cached_where_no_memory_is_named(folder: Path) -> None:
     steep = {name: zipf(name, 2000, 1.0, 3.0) for name in ("t_item_0", "t_seq_0_0")}
     AccessProfile(steep, "zipf").save(folder / "reads.parquet")
-    code, shown = plan("--profile", "reads.parquet", "--json", "cache.json")
-    assert code == 0, shown
+    shown = plan("--profile", "reads.parquet", "--json", "cache.json")
     assert "no further row is read more than once in 10,000 steps" in shown
     report = json.loads((folder / "cache.json").read_text())
     assert all(0 < table["cached_rows"] < 2000 for table in report["tables"].values())
@@ -68,8 +67,7 @@ def test_useful_rows_are_cached_where_no_memory_is_named(folder: Path) -> None:
 def test_rows_and_batch_share_memory(folder: Path) -> None:
     # The largest batch of 131,072 samples leaves 91 KB for rows.
     options = ["--batch-size", "auto", "--memory", "67.2MB", "--sample-bytes", "512B"]
-    code, shown = plan(*options, "--json", "cache.json")
-    assert code == 0, shown
+    shown = plan(*options, "--json", "cache.json")
     assert "a smaller batch would cost more than further rows save (512 B per sample)" in shown
     report = json.loads((folder / "cache.json").read_text())
     cached = sum(table["cached_bytes"] for table in report["tables"].values())
@@ -89,6 +87,6 @@ def test_rows_and_batch_share_memory(folder: Path) -> None:
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
     AccessProfile({"t_user": zipf("t_user", 9, 1.0, 1.0)}, "x").save(folder / "other.parquet")
-    code, shown = plan(*arguments)
-    assert code != 0
-    assert message in shown
+    result = invoke(*PLAN, *arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())

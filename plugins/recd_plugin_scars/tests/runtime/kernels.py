@@ -72,7 +72,6 @@ def cached_kernel(config: GroupedEmbeddingConfig, caches: Mapping[str, TableCach
 
 
 def pair(config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache]) -> tuple[Any, Kernel]:
-    """The uncached kernel and the cached one, with the same weights."""
     kind = PortableEmbedding if config.pooling == PoolingType.NONE else PortableEmbeddingBag
     plain, cached = kind(config, device=CPU), cached_kernel(config, caches)
     for weight, other in zip(

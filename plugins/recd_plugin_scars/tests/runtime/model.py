@@ -1,10 +1,8 @@
 """The parity model with cached tables and without, and its training on one rank."""
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,16 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.distributed.parity_model import Form, ParityModel, Parts, make_batch
+from tests.sharded import PLACES, shard
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
-from torchrec.distributed.types import CacheParams, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import CacheParams
 
 from recd_plugin_scars.runtime.kernel import CachedKernels
 from recd_plugin_scars.runtime.policies import CachePolicy, TableCache
@@ -37,7 +29,6 @@ from recd_plugins.sharding.sharders import (
 )
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.rank_state import copy_weights
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
 POLICIES: tuple[CachePolicy, ...] = ("static", "lru", "lfu")
@@ -113,7 +104,6 @@ class Trainer:
         self.rank, self.training = dist.get_rank(), training
         caches = {} if case is None else case.caches(folder)
         model = ParityModel(PARTS)
-        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         spec = TrainingSpec(
             optimizer=training.optimizer, learning_rate=LEARNING_RATE[training.optimizer], eps=1e-8
         )
@@ -124,23 +114,12 @@ class Trainer:
             kind(fused_params(spec), kernels=[CachedKernels(caches)], coalesced=unique)
             for kind in kinds
         ]
-        plan = {
-            name: _plan(module, training.sharding, sharder, caches)
-            for name, module in model.named_children()
-            for sharder in sharders
-            if isinstance(module, sharder.module_type)
+        places = {
+            table.name: _place(index, table.name, training.sharding, caches)
+            for module in model.children()
+            for index, table in enumerate(tables_of(module))
         }
-        self.dmp = DistributedModelParallel(
-            module=model,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=DEVICE,
-            plan=ShardingPlan(plan),
-            sharders=sharders,
-        )
-        if with_weights:
-            state = self.dmp.state_dict()
-            copy_weights(state, weights)
-            self.dmp.load_state_dict(state)
+        self.dmp = shard(model, sharders, places, with_weights=with_weights)
         self.optimizer = build_optimizer(self.dmp, spec)
 
     def batch(self, step: int) -> ModelInput:
@@ -196,31 +175,16 @@ def on_both(
         return [procedure(Trainer(case.training, own, Path(folder))) for own in (None, case)]
 
 
-def _plan(module: Any, sharding: str, sharder: Any, caches: Mapping[str, TableCache]) -> Any:
-    world_size = dist.get_world_size()
+def _place(index: int, table: str, sharding: str, caches: Mapping[str, TableCache]) -> Any:
+    def placed(*arguments: Any) -> Any:
+        found = PLACES[sharding](index, dist.get_world_size())(*arguments)
+        if table in caches:
+            share = caches[table].load_factor
+            found.compute_kernel = "fused_uvm_caching"
+            found.cache_params = CacheParams(load_factor=share, prefetch_pipeline=True)
+        return found
 
-    def generator(index: int, table: str) -> Any:
-        make = {
-            "table_wise": partial(table_wise, rank=index % world_size),
-            "row_wise": row_wise,
-            "column_wise": partial(
-                column_wise, ranks=[(index + shard) % world_size for shard in range(2)]
-            ),
-        }[sharding]
-        return make(compute_kernel="fused_uvm_caching" if table in caches else "fused")
-
-    plan: Any = construct_module_sharding_plan(
-        module,
-        {table.name: generator(i, table.name) for i, table in enumerate(tables_of(module))},
-        sharder,
-        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-        world_size=world_size,
-        device_type=DEVICE.type,
-    )
-    for table in plan.keys() & caches.keys():
-        params = CacheParams(load_factor=caches[table].load_factor, prefetch_pipeline=True)
-        plan[table].cache_params = params
-    return plan
+    return placed
 
 
 def _local(value: Any) -> Tensor:

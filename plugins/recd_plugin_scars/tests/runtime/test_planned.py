@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.sharded import CPU, plan_of, sharded
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
-from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.distributed.sharding_plan import row_wise, table_wise
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -25,7 +25,6 @@ from recd_plugins.sharding.sharders import (
     ExactEmbeddingCollectionSharder,
 )
 
-CPU = torch.device("cpu")
 UVM = "fused_uvm_caching"
 CACHED, FUSED = (table_wise(rank=0, compute_kernel=kernel) for kernel in (UVM, "fused"))
 LRU = TableCache("lru", 0.5)
@@ -56,18 +55,10 @@ def shard(
         {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5},
         kernels=[CachedKernels(caches), CachedKernels(of_another or {})],
     )
-    module_plan: Any = construct_module_sharding_plan(
-        model[0], plan, sharder, local_size=1, world_size=1, device_type="cpu"
-    )
+    module_plan = plan_of(model[0], plan, sharder, 1, 1, "cpu")
     for sharding in module_plan.values():
         sharding.cache_params = cache_params
-    return DistributedModelParallel(
-        module=model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=ShardingPlan({"0": module_plan}),
-        sharders=[sharder],
-    )
+    return sharded(model, ShardingPlan({"0": module_plan}), [sharder], CPU)
 
 
 def test_kernels_on_cpu() -> None:
