@@ -171,3 +171,10 @@ def _forkserver() -> None:
     Before Python 3.13 it imports its modules from there, and ignores missing ones.
     """
     forkserver.ensure_running()
+
+
+@pytest.fixture
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change the current folder to ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

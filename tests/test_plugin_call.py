@@ -53,11 +53,10 @@ ARGUMENTS = {"rank": 0, "world_size": 1, "batch_size": 8, "split": "train"}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "bad.py").write_text(FAULTY)
-    return tmp_path
+def folder(cwd: Path) -> Path:
+    (cwd / "plugins").mkdir()
+    (cwd / "plugins" / "bad.py").write_text(FAULTY)
+    return cwd
 
 
 def failing_at(folder: Path, method: str) -> Path:

@@ -90,10 +90,7 @@ def test_consoles_keep_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
         [f"--{HOSTILE}"],
     ],
 )
-def test_commands_show_them_as_escapes(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_commands_show_them_as_escapes(arguments: list[str], cwd: Path) -> None:
     output = CliRunner().invoke(main, arguments).output
     assert r"\x1b]0;title\x07b" in output
     assert output.replace("\n", "").isprintable()

@@ -21,10 +21,9 @@ def write(folder: Path, **training: object) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path)
-    return tmp_path
+def folder(cwd: Path) -> Path:
+    write(cwd)
+    return cwd
 
 
 plan = partial(invoke, "plan", "registry.yaml")

@@ -66,12 +66,11 @@ sharding:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
-    (tmp_path / "registry.yaml").write_text(REGISTRY)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(cwd):
+    (cwd / "plugins").mkdir()
+    (cwd / "plugins" / "acme.py").write_text(PLUGIN)
+    (cwd / "registry.yaml").write_text(REGISTRY)
+    return cwd
 
 
 def recd(*arguments: str, expect: int = 0) -> click.testing.Result:

@@ -72,10 +72,9 @@ def log(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_read_is_refused(tmp_path, monkeypatch, log, kind):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_read_is_refused(cwd, log, kind):
     name = "file/in.parquet" if kind == "below a file" else "in.parquet"
-    KINDS[kind](tmp_path / name)
+    KINDS[kind](cwd / name)
     Path("of_it.yaml").write_text(
         f"version: 1\ndataset: {{use: recd.session_parquet, options: {{path: {name}}}}}\n"
         "converter: {use: recd.kjt}\n"

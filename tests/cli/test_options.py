@@ -11,10 +11,9 @@ ZIPF = ["profile", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "registry.yaml").write_text("version: 1\n", encoding="utf-8")
-    return tmp_path
+def folder(cwd: Path) -> Path:
+    (cwd / "registry.yaml").write_text("version: 1\n", encoding="utf-8")
+    return cwd
 
 
 REFUSED = {

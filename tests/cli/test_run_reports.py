@@ -36,12 +36,11 @@ def register_reports():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(cwd: Path) -> Path:
     Path("plugins").mkdir()
     Path("plugins/acme.py").write_text(MARKDOWN, encoding="utf-8")
-    write_registry(tmp_path, training={"ranks": 1, "evaluate": False})
-    return tmp_path
+    write_registry(cwd, training={"ranks": 1, "evaluate": False})
+    return cwd
 
 
 RUN = ["--plugins-dir", "plugins", "run", "registry.yaml"]

@@ -244,13 +244,10 @@ def register_datasets():
 '''
 
 
-def test_sigterm_says_what_it_ended_and_leaves_no_half(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sigterm_says_what_it_ended_and_leaves_no_half(cwd: Path) -> None:
     Path("acme.py").write_text(SLOW_DATA)
     training = {"evaluate": False, "checkpoint": {"path": "checkpoints"}}
-    write_registry(tmp_path, dataset={"use": "acme.slow"}, training=training)
+    write_registry(cwd, dataset={"use": "acme.slow"}, training=training)
     done = programs.recd("--plugins-dir", ".", "run", "registry.yaml")
     assert done.returncode == 128 + signal.SIGTERM
     assert "a signal ended the run before its first step" in done.stderr

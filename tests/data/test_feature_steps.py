@@ -18,11 +18,10 @@ preprocessing:
 
 
 @pytest.fixture
-def registry(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def registry(cwd):
 
     def load(*entries: str):
-        (tmp_path / "r.yaml").write_text(HEAD + "".join(f"  - {entry}\n" for entry in entries))
+        (cwd / "r.yaml").write_text(HEAD + "".join(f"  - {entry}\n" for entry in entries))
         return load_registry("r.yaml")
 
     return load

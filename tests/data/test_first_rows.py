@@ -72,7 +72,7 @@ CLUSTERED, ASKS = "    - {use: acme.clustered}\n", "    - {use: acme.asks, optio
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def load(cwd: Path) -> Any:
     # Rows of 4 sessions in turn: side by side no two are equal.
     sessions = [row % 4 for row in range(64)]
     columns = {
@@ -81,15 +81,14 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "label": pa.array([row % 2 for row in range(64)], pa.int8()),
         "seen": pa.array([[session, 9] for session in sessions], pa.list_(pa.int64())),
     }
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(columns), cwd / "t.parquet")
+    (cwd / "plugins").mkdir()
+    (cwd / "plugins" / "acme.py").write_text(PLUGINS)
 
     def loaded(wrap: str) -> Any:
         text = FILE.replace("WRAP\n", wrap) if wrap else FILE.replace("  wrap:\nWRAP\n", "")
         Path("r.yaml").write_text(text)
-        return load_registry(Path("r.yaml"), plugins_dir=tmp_path / "plugins")
+        return load_registry(Path("r.yaml"), plugins_dir=cwd / "plugins")
 
     return loaded
 

@@ -142,11 +142,8 @@ def test_what_is_sent_counts(
         np.testing.assert_allclose(p / access.dedupe_factor, access.accesses / samples, rtol=1e-12)
 
 
-def test_models_that_are_made_on_the_meta_device_are_told_the_same(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_models_that_are_made_on_the_meta_device_are_told_the_same(cwd: Path) -> None:
     """`recd run` makes one there to learn its size, before any other."""
-    monkeypatch.chdir(tmp_path)
     tables.write_two()
     Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
     registry = load_registry("registry.yaml")

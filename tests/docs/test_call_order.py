@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from tests.commands import recd
 from tests.docs.pages import page
 
@@ -130,15 +129,13 @@ def calls_of(command: str, folder: Path) -> list[str]:
     return list(dict.fromkeys((folder / "notes").read_text(encoding="utf-8").splitlines()))
 
 
-def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = [call.partition(" ")[0] for call in calls_of("run", tmp_path)]
+def test_a_run(cwd: Path) -> None:
+    found = [call.partition(" ")[0] for call in calls_of("run", cwd)]
     assert found == [".".join(call) for call in CALLS]
 
 
-def test_a_plan_is_made_on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = calls_of("plan", tmp_path)
+def test_a_plan_is_made_on_the_meta_device(cwd: Path) -> None:
+    found = calls_of("plan", cwd)
     assert "Sharding.rewrite meta" in found
     assert "Sharding.rewrite cpu" not in found
     of_training = ("Callback", "Pipeline", "TableStrategy.channels")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from tests import forked
 from tests.commands import recd
 
@@ -57,36 +56,29 @@ def test_random_rows_are_trained_on_and_compared(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".yaml", ".json")] == []
 
 
-def test_traces_are_profiled_drawn_and_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy(
-        "trace", tmp_path, {"    rows: 8192": "    rows: 2048", "test_rows: 2048": "test_rows: 512"}
-    )
+def test_traces_are_profiled_drawn_and_trained_on(cwd: Path) -> None:
+    copy("trace", cwd, {"    rows: 8192": "    rows: 2048", "test_rows: 2048": "test_rows: 512"})
     profile, plain, compare, generate = commands("trace")
-    monkeypatch.chdir(tmp_path)
     for command in (profile, generate):
         recd(*command[1:])
     assert plain == ["recd", "run", "registry.yaml"]
-    compared(tmp_path, compare)
-    assert (tmp_path / "rows.parquet").is_file()
+    compared(cwd, compare)
+    assert (cwd / "rows.parquet").is_file()
 
 
-def test_criteo_is_trained_and_compared(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_criteo_is_trained_and_compared(cwd):
     recd("criteo", "sample", "data", "--rows", "4000")
-    copy("criteo", tmp_path, {})
-    report = compared(tmp_path, ["recd", "run", "registry.yaml", "--compare"], 15, 2_000)
+    copy("criteo", cwd, {})
+    report = compared(cwd, ["recd", "run", "registry.yaml", "--compare"], 15, 2_000)
     for side in ("baseline", "plugins"):
         assert report[side]["test"]["auc"] > 0.7
 
 
-def test_converted_data_and_a_dictionary_fit_the_tables(tmp_path, monkeypatch):
+def test_converted_data_and_a_dictionary_fit_the_tables(cwd):
     """What README.md says to change."""
-    monkeypatch.chdir(tmp_path)
     for command in ("criteo sample data --rows 1000 --format gz", "criteo convert data parquet"):
         recd(*command.split())
-    copy("criteo", tmp_path, {"path: data ": "path: parquet ", ": hashed": ": dictionary"})
+    copy("criteo", cwd, {"path: data ": "path: parquet ", ": hashed": ": dictionary"})
     registry = recd_plugins.load_registry("registry.yaml")
     registry.dataset.prepare()
     batches = list(build_dataloader(registry, rank=0, world_size=2, split="train"))

@@ -16,19 +16,18 @@ RANK = ["--user", "user_id", "--seen", "history_seen"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(cwd: Path) -> Path:
     """Sixty users, each of whom rates the films of one of six kinds, twelve of them in a row."""
     for path in EXAMPLE.glob("*.*"):
-        shutil.copy(path, tmp_path)
+        shutil.copy(path, cwd)
     random = np.random.default_rng(0)
     lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
     for user in range(60):
         films = 1 + user % 6 * 20 + (random.integers(20) + np.arange(12)) % 20
         lines += [f"{user}\t{film}\t1\t{100 * user + 7 * i}" for i, film in enumerate(films)]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "ml-100k.inter").write_text("\n".join(lines) + "\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (cwd / "data").mkdir()
+    (cwd / "data" / "ml-100k.inter").write_text("\n".join(lines) + "\n")
+    return cwd
 
 
 def train_small(folder: Path, name: str, batch_size: int, rate: float, **options: object) -> None:

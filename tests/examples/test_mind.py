@@ -3,7 +3,6 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from tests.commands import recd
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mind"
@@ -25,10 +24,7 @@ def prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_requests_become_a_registry_with_a_row_for_each_news(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_requests_become_a_registry_with_a_row_for_each_news(cwd: Path) -> None:
     Path("behaviors.tsv").write_text(behaviors(60))
     assert prepare("behaviors.tsv", "train.parquet").returncode == 0
     table = pq.read_table("train.parquet").to_pylist()

@@ -20,8 +20,7 @@ README = (EXAMPLE / "README.md").read_text()
 
 
 @pytest.fixture
-def registry(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def registry(cwd):
     return recd_plugins.load_registry(EXAMPLE / "registry.yaml")
 
 
@@ -70,10 +69,9 @@ def test_every_batch_fits_the_tables(registry, tmp_path):
     assert sorted(sequences) == ["history_disliked", "history_liked", "history_seen"]
 
 
-def test_histories_that_change_at_every_rating_are_stored_partially(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_ratings(tmp_path / "data" / "ml-100k.inter", seconds=10**4)
-    (tmp_path / "registry_partial.yaml").symlink_to(EXAMPLE / "registry_partial.yaml")
+def test_histories_that_change_at_every_rating_are_stored_partially(cwd):
+    write_ratings(cwd / "data" / "ml-100k.inter", seconds=10**4)
+    (cwd / "registry_partial.yaml").symlink_to(EXAMPLE / "registry_partial.yaml")
     registry = recd_plugins.load_registry("registry_partial.yaml")
     registry.dataset.prepare()
     batch = next(iter(build_dataloader(registry, rank=0, world_size=1, split="train")))

@@ -39,12 +39,11 @@ def wait_until(is_done: Callable[[], bool], run: subprocess.Popen[bytes]) -> Non
         time.sleep(0.2)
 
 
-def test_messages_change_the_served_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_change_the_served_model(cwd: Path) -> None:
     from recd_plugin_streaming.tests.cluster import Cluster
 
     cluster = Cluster()
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(EXAMPLE / "registry.yaml", tmp_path)
+    shutil.copy(EXAMPLE / "registry.yaml", cwd)
 
     def send(first: int, requests: int, rate: float) -> None:
         numbers = [f"--first={first}", f"--requests={requests}", f"--rate={rate}"]

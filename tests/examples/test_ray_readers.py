@@ -14,15 +14,14 @@ def names(process, folder):
     return any(folder in word for word in process.info["cmdline"] or ())
 
 
-def test_it_is_trained_and_compared(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_is_trained_and_compared(cwd):
     changes = {
         "rows: 32768, row_group_rows: 1024": "rows: 1024, row_group_rows: 64",
         "batch_size: 256": "batch_size: 32",
         "min_readers: 1 ": "cpus: 4\n    min_readers: 1 ",
         "max_readers: 4": "max_readers: 2",
     }
-    copy("ray_readers", tmp_path, changes)
+    copy("ray_readers", cwd, changes)
     command = [forked.RECD, "run", "registry.yaml", "--compare", "--json", "out.json"]
     with tempfile.TemporaryDirectory() as folder:  # a short path, as sockets stand in it
         done = forked.run(command, env={**os.environ, "TMPDIR": folder}, timeout=280)

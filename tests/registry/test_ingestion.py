@@ -58,12 +58,11 @@ LOG = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n" + "".join(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-    (tmp_path / "log.inter").write_text(LOG)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(cwd: Path) -> Path:
+    (cwd / "plugins").mkdir()
+    (cwd / "plugins" / "acme.py").write_text(PLUGINS)
+    (cwd / "log.inter").write_text(LOG)
+    return cwd
 
 
 def write(options: str = "{}", **changes: str) -> Path:

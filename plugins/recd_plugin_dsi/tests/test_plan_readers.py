@@ -14,17 +14,16 @@ from recd_plugins.interfaces.batch import MakingTimes
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(cwd: Path) -> Path:
     write_registry(
-        tmp_path,
-        dataset=papercal(tmp_path, 2048, 256, sparse=["item_0"]),
+        cwd,
+        dataset=papercal(cwd, 2048, 256, sparse=["item_0"]),
         converter={"use": "recd.ikjt"},
         preprocessing=hashed(2000),
         model={"embedding_dim": 8, "num_embeddings": 2000},
         training={"batch_size": 64, "ranks": 2},
     )
-    return tmp_path
+    return cwd
 
 
 def test_measures_and_plans(folder):

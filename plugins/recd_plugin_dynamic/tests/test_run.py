@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from tests.commands import recd, refusal
 
 ROWS, NAMES = 4_000, 400
@@ -27,15 +26,12 @@ def log(path: Path) -> Path:
     return path
 
 
-def test_a_table_of_strings_becomes_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    log(tmp_path / "clicks.parquet")
+def test_a_table_of_strings_becomes_a_model(cwd: Path) -> None:
+    log(cwd / "clicks.parquet")
     said = refusal("init", "clicks.parquet", "my.yaml", "--dynamic", "--implicit", code=2)
     assert "--dynamic needs a label" in said
     recd("init", "clicks.parquet", "my.yaml", "--dynamic")
-    text = (tmp_path / "my.yaml").read_text()
+    text = (cwd / "my.yaml").read_text()
     assert "{use: dynamic.table, tables: [t_user, t_item]}" in text
     assert "features: [country], options: {rows: " in text
     assert "features: [user]" not in text
@@ -61,11 +57,8 @@ def test_a_table_of_strings_becomes_a_model(
     assert "a sharding plugin for raw ids, which the baseline of --compare does not use" in said
 
 
-def test_rows_in_files_train_as_rows_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    log(tmp_path / "clicks.parquet")
+def test_rows_in_files_train_as_rows_in_memory(cwd: Path) -> None:
+    log(cwd / "clicks.parquet")
     recd("init", "clicks.parquet", "my.yaml", "--dynamic")
     small = ["model.tables.t_item.num_embeddings=512", "training.checkpoint.path=null"]
     options = "{policy: lru, share: 0.1, storage: {file: store}}"

@@ -25,10 +25,7 @@ COLUMNS = {
 RECENT = [[int(session) * 10 + n for n in range(6)] for session in SESSIONS]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("cwd")
 
 
 def analyzed(*words: str) -> dict[str, Any]:

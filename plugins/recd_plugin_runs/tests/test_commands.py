@@ -25,9 +25,7 @@ EXPORT = ["export", "r.yaml", "-o", "exported"]
 ROWS = ["embeddings", "r.yaml", "t_item", "-o", "rows.parquet"]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("cwd")
 
 
 def registry(test: str = TEST, checkpoint: str = KEPT, dataset: str = "") -> str:

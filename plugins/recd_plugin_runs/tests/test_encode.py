@@ -267,10 +267,7 @@ converter: {use: recd.ikjt}
 """
 
 
-def test_a_history_is_encoded_like_its_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_history_is_encoded_like_its_items(cwd: Path) -> None:
     Path("log.csv").write_text("user,when,item,price\nu,1,a,1.5\nu,2,b,2\nu,3,c,3\nu,4,d,4\n")
     Path("log.yaml").write_text(LOG)
     data: Any = load_registry(Path("log.yaml")).dataset

@@ -172,9 +172,8 @@ def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
     assert f"<td>samples per second</td>{cells}" in page(runs)
 
 
-def test_recd_run_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_registry(tmp_path, training={"evaluate": False, "steps": 2})
+def test_recd_run_writes_the_page(cwd: Path) -> None:
+    write_registry(cwd, training={"evaluate": False, "steps": 2})
     recd("run", "registry.yaml", "--html", "a.html")
     html = Path("a.html").read_text(encoding="utf-8")
     assert "<h2>Losses</h2>" in html

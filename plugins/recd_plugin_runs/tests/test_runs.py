@@ -54,10 +54,7 @@ def test_entries_are_compared_by_plugin_and_patterns() -> None:
     ]
 
 
-def test_a_resumed_run_has_its_new_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_resumed_run_has_its_new_settings(cwd: Path) -> None:
     Path("r.yaml").write_text(REGISTRY)
     done = CliRunner().invoke(main, ["run", "r.yaml", "--resume"], catch_exceptions=False)
     assert "runs/r: there is no run to resume, so a new run starts" in done.stderr

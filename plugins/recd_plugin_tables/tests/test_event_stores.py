@@ -260,23 +260,20 @@ def test_a_run_learns_the_same_as_from_lists_in_the_table(tmp_path):
     assert results[0].losses == results[1].losses
 
 
-def test_init_finds_a_log_beside_the_table(tmp_path, monkeypatch):
+def test_init_finds_a_log_beside_the_table(cwd):
     from ruamel.yaml import YAML
 
-    monkeypatch.chdir(tmp_path)
     events, rows = log(), impressions()
-    write(tmp_path / "shown.parquet", rows)
+    write(cwd / "shown.parquet", rows)
     renamed = {"who": "user", "item": "shown"}
-    write(
-        tmp_path / "log.parquet", {renamed.get(name, name): each for name, each in events.items()}
-    )
+    write(cwd / "log.parquet", {renamed.get(name, name): each for name, each in events.items()})
 
     init = ["init", "shown.parquet", "my.yaml", "--time", "ts"]
     to_score = {name: each for name, each in rows.items() if name != "click"}
-    write(tmp_path / "a_new_table.parquet", to_score)
+    write(cwd / "a_new_table.parquet", to_score)
     assert "repeat this command with --histories log.parquet --force" in recd(*init)
     recd(*init, "--histories", "log.parquet", "--force")
-    registry = YAML(typ="safe").load(tmp_path / "my.yaml")
+    registry = YAML(typ="safe").load(cwd / "my.yaml")
     (history,) = registry["dataset"]["options"]["histories"].values()
     assert history["store"] == "log.events.parquet"
     assert registry["converter"]["use"] == "recd.list_dict"

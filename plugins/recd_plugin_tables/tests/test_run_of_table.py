@@ -16,8 +16,7 @@ from recd_plugins.config.document import names_table
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def folder(cwd: Path) -> None:
     for year in ("2024", "2025"):
         Path(year).mkdir()
         pq.write_table(clicks(), f"{year}/clicks.parquet")

@@ -205,14 +205,13 @@ def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
         "SELECT * FROM query('COPY t TO ''out.csv''')",
     ],
 )
-def test_a_duckdb_query_changes_nothing(query, tmp_path, monkeypatch):
-    path = write_duckdb(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_a_duckdb_query_changes_nothing(query, cwd):
+    path = write_duckdb(cwd)
     before = path.read_bytes()
     with pytest.raises((DataError, ValidationError)):
         read(path, query=query)
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["t.duckdb"]
+    assert [each.name for each in cwd.iterdir()] == ["t.duckdb"]
 
 
 def test_a_delta_table_whose_columns_are_mapped_is_refused(tmp_path):

@@ -114,18 +114,16 @@ def test_the_command_writes_what_training_takes(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cwd: Path,
     arguments: list[str],
     environment: dict[str, str],
     message: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     output = [] if "-o" in arguments else ["-o", "cluster.yaml"]
     result = invoke("calibrate", *output, *arguments, env=environment)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
-    assert not (tmp_path / "cluster.yaml").exists()
+    assert not (cwd / "cluster.yaml").exists()
 
 
 def test_what_ranks_wait_for_one_another_s_cores_counts() -> None:

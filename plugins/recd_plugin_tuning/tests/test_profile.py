@@ -12,16 +12,15 @@ from recd_plugins.interfaces.access import AccessProfile
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(cwd: Path) -> Path:
     write_registry(
-        tmp_path,
-        dataset=papercal(tmp_path, 512, 256, sparse=["item_0", "usr_0", "seq_0_*"]),
+        cwd,
+        dataset=papercal(cwd, 512, 256, sparse=["item_0", "usr_0", "seq_0_*"]),
         preprocessing=hashed(500),
         model={"embedding_dim": 8, "num_embeddings": 500},
         training={"batch_size": 64},
     )
-    return tmp_path
+    return cwd
 
 
 profile = partial(invoke, "profile")

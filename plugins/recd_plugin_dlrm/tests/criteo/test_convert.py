@@ -128,8 +128,7 @@ def test_what_is_written(tmp_path):
         ("none", "src: the file or folder does not exist"),
     ],
 )
-def test_a_source_that_is_refused(tmp_path, monkeypatch, file_format, message):
-    monkeypatch.chdir(tmp_path)
+def test_a_source_that_is_refused(cwd, file_format, message):
     if file_format == "npy":
         write_day(Path("src"), "day_0", "npy", sample_rows(5))
     elif file_format != "none":
@@ -140,16 +139,15 @@ def test_a_source_that_is_refused(tmp_path, monkeypatch, file_format, message):
         path = Path("src/day_0")
         lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join([*lines[:50], b"bad\n", *lines[50:]]))
-    refused(tmp_path, message)
+    refused(cwd, message)
 
 
-def test_targets_that_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_targets_that_are_left_alone(cwd):
     write_source(Path("src"), "gz")
     Path("dst").mkdir()
     Path("dst/mine").touch()
-    refused(tmp_path, "dst: the folder already exists. Use another folder or --force.")
-    refused(tmp_path, "dst: the folder contains 'mine'", "--force")
+    refused(cwd, "dst: the folder already exists. Use another folder or --force.")
+    refused(cwd, "dst: the folder contains 'mine'", "--force")
     Path("dst/mine").unlink()
     convert(ConvertOptions(Path("src"), Path("dst/parquet")))
     Path("dst/.recd-criteo").mkdir()
@@ -157,7 +155,7 @@ def test_targets_that_are_left_alone(tmp_path, monkeypatch):
     convert(ConvertOptions(Path("src"), Path("dst")), force=True)
     assert sorted(path.name for path in Path("dst").iterdir()) == ["day_0", "day_1"]
     write_source(Path("dst"), "gz")
-    refused(tmp_path, "delete the source dst/day_0.gz", "--force", source="dst/day_0.gz")
+    refused(cwd, "delete the source dst/day_0.gz", "--force", source="dst/day_0.gz")
 
 
 def refused(folder: Path, message: str, *options: str, source: str = "src") -> None:
@@ -166,8 +164,7 @@ def refused(folder: Path, message: str, *options: str, source: str = "src") -> N
     assert sorted(folder.rglob("*")) == before
 
 
-def test_the_command_says_what_it_did(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_says_what_it_did(cwd):
     write_source(Path("src"), "tsv")
     recd("criteo", "convert", "src", "dst", "--json", "done.json")
     figures = json.loads(Path("done.json").read_text())

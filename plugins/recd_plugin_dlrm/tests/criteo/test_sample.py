@@ -15,8 +15,7 @@ sample = partial(recd, "criteo", "sample", "data", "--rows", "200")
     ("kind", "file_format"),
     [("terabyte", "tsv"), ("kaggle", "gz"), ("terabyte", "zst"), ("kaggle", "npy")],
 )
-def test_samples_can_be_read(tmp_path, monkeypatch, kind, file_format):
-    monkeypatch.chdir(tmp_path)
+def test_samples_can_be_read(cwd, kind, file_format):
     said = sample("--kind", kind, "--format", file_format)
     days = 7 if kind == "kaggle" else 3
     assert f"data: {200 * days:,} rows in " in said

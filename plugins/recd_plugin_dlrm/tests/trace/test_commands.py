@@ -15,11 +15,7 @@ from recd_plugin_dlrm.trace import profile
 from recd_plugin_dlrm.trace.generator import profile_ids
 from recd_plugin_dlrm.trace.profile import TraceProfile, read_profile, write_profile
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("cwd")
 
 
 done = partial(recd, "trace")
@@ -35,9 +31,9 @@ def write_ids(path: Path, ids: Any) -> None:
     path.write_text("".join(f"{each}\n" for each in ids))
 
 
-def registry(folder: Path, **options: Any) -> None:
+def registry(cwd: Path, **options: Any) -> None:
     given = {"rows": 3000, "dense": 1, "sparse": {"item": 50, "user": 9}, **options}
-    (folder / "registry.yaml").write_text(
+    (cwd / "registry.yaml").write_text(
         "version: 1\n"
         f"dataset: {{use: dlrm.random, options: {json.dumps(given)}}}\n"
         "converter: {use: recd.kjt}\n"
@@ -47,29 +43,29 @@ def registry(folder: Path, **options: Any) -> None:
     )
 
 
-def test_a_text_file_is_profiled_and_drawn_again(folder: Path) -> None:
-    write_ids(folder / "ids.txt", np.random.default_rng(0).integers(0, 50, 20_000))
+def test_a_text_file_is_profiled_and_drawn_again(cwd: Path) -> None:
+    write_ids(cwd / "ids.txt", np.random.default_rng(0).integers(0, 50, 20_000))
     assert "20,000" in done("profile", "ids.txt", "-o", "p.parquet")
-    original = read_profile(folder / "p.parquet").tables["t_id"]
+    original = read_profile(cwd / "p.parquet").tables["t_id"]
     assert (original.accesses, len(original.ids), original.new_share) == (20_000, 50, 0.0025)
     assert 24 <= (original.median_distance or 0) <= 27
     assert original.hit_rates(original.cache_sizes())[-1] == pytest.approx(0.5, abs=0.02)
 
     done("generate", "p.parquet", "-o", "s.txt")
-    drawn = np.loadtxt(folder / "s.txt", dtype=np.int64)
+    drawn = np.loadtxt(cwd / "s.txt", dtype=np.int64)
     assert len(drawn) == 20_000
     assert len(np.unique(drawn)) == 50
     found, sizes = profile_ids(drawn), original.cache_sizes()
     assert np.abs(found.hit_rates(sizes) - original.hit_rates(sizes)).max() < 0.02
 
 
-def test_columns_are_tables_and_gzip_is_read_and_written(folder: Path) -> None:
+def test_columns_are_tables_and_gzip_is_read_and_written(cwd: Path) -> None:
     random = np.random.default_rng(0)
     users, items = random.integers(-9, 9, 3000), random.integers(0, 2**62, 3000)
-    with gzip.open(folder / "ids.txt.gz", "wt") as file:
+    with gzip.open(cwd / "ids.txt.gz", "wt") as file:
         file.writelines(f"  {u}\t{i}\n\n" for u, i in zip(users, items, strict=True))
     done("profile", "ids.txt.gz", "--columns", "user,item", "-o", "p.parquet")
-    found = read_profile(folder / "p.parquet")
+    found = read_profile(cwd / "p.parquet")
     assert list(found.tables) == ["t_user", "t_item"]
     for table, ids in (("t_user", users), ("t_item", items)):
         expected = profile_ids(ids)
@@ -77,68 +73,68 @@ def test_columns_are_tables_and_gzip_is_read_and_written(folder: Path) -> None:
         assert found.tables[table].counts.tolist() == expected.counts.tolist()
         assert found.tables[table].rows == 3000
     done("generate", "p.parquet", "--accesses", 500, "-o", "s.txt.gz", "--min-new", 0, "--seed", 4)
-    with gzip.open(folder / "s.txt.gz", "rt") as file:
+    with gzip.open(cwd / "s.txt.gz", "rt") as file:
         lines = file.read().splitlines()
     assert len(lines) == 500
     assert set(np.loadtxt(lines, dtype=np.int64)[:, 0]) <= set(users)
     done("profile", "s.txt.gz", "--columns", "user,item", "-o", "again.parquet")
     done("profile", "ids.txt.gz", "--columns", "user,item", "-o", "one.parquet", "--tables", "t_u*")
-    assert list(read_profile(folder / "one.parquet").tables) == ["t_user"]
+    assert list(read_profile(cwd / "one.parquet").tables) == ["t_user"]
 
 
 def test_traces_are_written_as_parquet_in_pieces(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_ids(folder / "ids.txt", [1, 2, 3, 1, 2, 3, 3, 2, 1] * 100)
+    write_ids(cwd / "ids.txt", [1, 2, 3, 1, 2, 3, 3, 2, 1] * 100)
     done("profile", "ids.txt", "-o", "p.parquet")
     done("generate", "p.parquet", "-o", "whole.parquet", "--accesses", 1000)
     monkeypatch.setattr(profile, "_ROWS", 64)
     done("generate", "p.parquet", "-o", "pieces.parquet", "--accesses", 1000)
-    whole, pieces = (pq.read_table(folder / f"{name}.parquet") for name in ("whole", "pieces"))
+    whole, pieces = (pq.read_table(cwd / f"{name}.parquet") for name in ("whole", "pieces"))
     assert whole.equals(pieces)
     assert whole.num_rows == 1000
     made = json.loads(whole.schema.metadata[profile.PROVENANCE])
     assert (made["source"], made["accesses"], made["seed"]) == ("ids.txt", 1000, 0)
 
 
-def test_pieces_of_text_do_not_change_ids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_text_do_not_change_ids(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.random.default_rng(0).integers(0, 10**6, 998)
-    (folder / "ids.txt").write_text(" ".join(map(str, numbers)))
-    (folder / "pairs.txt").write_text("\n".join(f"{a} {b}" for a, b in numbers.reshape(-1, 2)))
+    (cwd / "ids.txt").write_text(" ".join(map(str, numbers)))
+    (cwd / "pairs.txt").write_text("\n".join(f"{a} {b}" for a, b in numbers.reshape(-1, 2)))
     for size in (7, 1 << 20):
         monkeypatch.setattr(profile, "_LINES", size)
         for name, columns in (("ids", []), ("pairs", ["a", "b"])):
-            read = np.concatenate(list(profile.read_text(folder / f"{name}.txt", columns)))
+            read = np.concatenate(list(profile.read_text(cwd / f"{name}.txt", columns)))
             assert read.ravel().tolist() == numbers.tolist()
 
 
-def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
-    registry(folder, num_indices_per_lookup=3)
+def test_a_registry_is_profiled_as_tables_see_it(cwd: Path) -> None:
+    registry(cwd, num_indices_per_lookup=3)
     done("profile", "registry.yaml", "-o", "p.parquet")
-    tables = read_profile(folder / "p.parquet").tables
+    tables = read_profile(cwd / "p.parquet").tables
     assert list(tables) == ["t_item", "t_user"]
     assert len(tables["t_item"].ids) == 7
     assert max(tables["t_item"].ids) < 7
     assert (tables["t_user"].accesses, tables["t_user"].rows) == (9000, 3000)
     some = ["--rows", 200, "--tables", "t_user", "--force"]
     done("profile", "registry.yaml", "-o", "p.parquet", *some)
-    tables = read_profile(folder / "p.parquet").tables
+    tables = read_profile(cwd / "p.parquet").tables
     assert (list(tables), tables["t_user"].accesses) == (["t_user"], 600)
 
 
-def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
+def test_lists_that_rows_share_count_in_every_row(cwd: Path) -> None:
     """Dictionary-encoded lists: what a table without deduplication is looked up with."""
-    plain, packed = folder / "plain", folder / "packed"
+    plain, packed = cwd / "plain", cwd / "packed"
     recd("generate", plain, "--rows", 512)
     recd("convert-layout", plain, packed, "--layout", "list_dict")
     for path in (plain, packed):
         options = {"path": str(path), "sparse": ["usr_1", "seq_0_0"]}
-        (folder / f"{path.name}.yaml").write_text(
+        (cwd / f"{path.name}.yaml").write_text(
             f"version: 1\ndataset: {{use: recd.session_parquet, options: {json.dumps(options)}}}\n"
             "converter: {use: recd.kjt}\n"
         )
         done("profile", f"{path.name}.yaml", "-o", f"{path.name}.parquet")
-    first, second = (read_profile(folder / f"{name}.parquet") for name in ("plain", "packed"))
+    first, second = (read_profile(cwd / f"{name}.parquet") for name in ("plain", "packed"))
     for name, one in first.tables.items():
         assert one.ids.tolist() == second.tables[name].ids.tolist()
         assert one.counts.tolist() == second.tables[name].counts.tolist()
@@ -154,32 +150,32 @@ def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
         ("1", ["--columns", "a,,b"], "a name is empty"),
     ],
 )
-def test_wrong_text(folder: Path, text: str, columns: list[str], said: str) -> None:
-    (folder / "ids.txt").write_text(text)
+def test_wrong_text(cwd: Path, text: str, columns: list[str], said: str) -> None:
+    (cwd / "ids.txt").write_text(text)
     assert said in failed("profile", "ids.txt", "-o", "p.parquet", *columns)
-    assert [path.name for path in folder.iterdir()] == ["ids.txt"]
+    assert [path.name for path in cwd.iterdir()] == ["ids.txt"]
 
 
-def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
-    write_ids(folder / "ids.txt", [1, 2, 1])
+def test_files_that_are_no_profile_are_refused(cwd: Path) -> None:
+    write_ids(cwd / "ids.txt", [1, 2, 1])
     done("profile", "ids.txt", "-o", "p.parquet")
     assert "already exists" in failed("profile", "ids.txt", "-o", "p.parquet")
     assert "no table" in failed("generate", "p.parquet", "-o", "s.txt", "--tables", "t_x")
     assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--min-new", 1)
     assert "ids.txt" in failed("generate", "ids.txt", "-o", "s.txt")
-    table = pq.read_table(folder / "p.parquet")
+    table = pq.read_table(cwd / "p.parquet")
     pq.write_table(table.replace_schema_metadata({}), "other.parquet")
     assert "not a trace profile of version 1" in failed("generate", "other.parquet", "-o", "s")
-    assert not (folder / "s").exists()
-    registry(folder)
+    assert not (cwd / "s").exists()
+    registry(cwd)
     assert "--columns works only with text files" in failed(
         "profile", "registry.yaml", "-o", "q", "--columns", "a"
     )
 
 
-def test_tables_of_other_lengths_need_a_number_of_accesses(folder: Path) -> None:
+def test_tables_of_other_lengths_need_a_number_of_accesses(cwd: Path) -> None:
     made = [profile_ids(np.array(ids), name) for ids, name in (([1, 1], "a"), ([1, 2, 1], "b"))]
-    write_profile(TraceProfile({each.table: each for each in made}, "a test"), folder / "p.parquet")
+    write_profile(TraceProfile({each.table: each for each in made}, "a test"), cwd / "p.parquet")
     assert "Set --accesses" in failed("generate", "p.parquet", "-o", "s.txt")
     done("generate", "p.parquet", "-o", "s.txt", "--tables", "t_b")
-    assert len((folder / "s.txt").read_text().split()) == 3
+    assert len((cwd / "s.txt").read_text().split()) == 3

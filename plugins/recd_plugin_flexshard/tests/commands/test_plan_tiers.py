@@ -10,12 +10,11 @@ from recd_plugin_flexshard.tests.conftest import ROWS, MakeRegistry
 
 
 @pytest.fixture(autouse=True)
-def folder(make_registry: MakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(make_registry: MakeRegistry, cwd: Path) -> Path:
     make_registry(
         "flexshard.three_tier", training={"batch_size": 64, "ranks": 2, "ranks_per_node": 1}
     )
-    return tmp_path
+    return cwd
 
 
 PLAN = ["plan", "registry.yaml", "--tiers"]

@@ -14,10 +14,9 @@ TOPOLOGY = ["--topology", "zionex-a100-40g", "--nodes", "2", "--ranks-per-node",
 
 
 @pytest.fixture(autouse=True)
-def folder(make_registry: MakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(make_registry: MakeRegistry, cwd: Path) -> Path:
     make_registry("flexshard.three_tier", {"sync": "dense"})
-    return tmp_path
+    return cwd
 
 
 simulate = partial(invoke, "simulate", "registry.yaml", *TOPOLOGY)

@@ -14,10 +14,9 @@ from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(cwd):
     pq.write_table(pa.table(rows(400)), "rows.parquet")
-    return tmp_path
+    return cwd
 
 
 run, failed = (partial(command, "logs") for command in (recd, refusal))

@@ -131,8 +131,7 @@ def test_rows_that_were_deleted_before_they_were_read(servers, topic, tmp_path):
         consume(servers, topic, tmp_path / "t")
 
 
-def test_the_commands(servers, topic, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_commands(servers, topic, cwd):
     pq.write_table(pa.table(rows(60)), "rows.parquet")
     place = ["--servers", servers, "--topic", topic]
     sent = recd("logs", "produce", "rows.parquet", *place, "--config", "linger.ms=5")

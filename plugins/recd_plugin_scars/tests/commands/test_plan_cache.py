@@ -12,18 +12,17 @@ from recd_plugins.interfaces.distributions import zipf
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(cwd: Path) -> Path:
     write_registry(
-        tmp_path,
-        dataset=papercal(tmp_path, 2048, 256, sparse=["item_0", "seq_0_0"]),
+        cwd,
+        dataset=papercal(cwd, 2048, 256, sparse=["item_0", "seq_0_0"]),
         converter={"use": "recd.ikjt"},
         preprocessing=hashed(2000),
         pooling=[{"use": "recd.mean", "features": ["seq_*"]}],
         model={"embedding_dim": 32, "num_embeddings": 2000},
         training={"batch_size": 64, "ranks": 2},
     )
-    return tmp_path
+    return cwd
 
 
 PLAN = ["plan", "registry.yaml", "--cache"]
