@@ -51,16 +51,16 @@ class KafkaOptions(StreamOptions):
     )
     max_bad_messages: NonNegativeInt = Field(
         default=100,
-        description="Bad messages of a rank after which the run ends.",
+        description="Most bad messages of a rank. One more ends the run.",
     )
     dead_letters: Path | None = Field(
         default=None,
-        description="Folder for bad messages, with the reasons.",
+        description="Folder for bad messages and the reasons, in TOPIC.PARTITION.jsonl.",
     )
     lost: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="If retention has deleted messages after the checkpoint. refuse: end with an "
-        "error. skip: continue at the oldest message.",
+        description="If messages were deleted before they were trained. refuse: end with an error. "
+        "skip: continue at the oldest message.",
     )
     config: dict[str, str] = Field(
         default={}, description="More options of librdkafka, such as security.protocol."

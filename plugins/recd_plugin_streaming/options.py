@@ -39,7 +39,7 @@ class StreamOptions(PluginOptions):
     )
     group_by: str | None = Field(
         default=None,
-        description="Column of the session or request. Its rows follow each other in a window.",
+        description="Column of the session or request. Rows with equal values follow each other.",
     )
     window_rows: PositiveInt = Field(
         default=8192, description="For group_by: most rows in a window of a rank."
