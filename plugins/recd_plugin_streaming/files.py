@@ -117,7 +117,7 @@ class FilesSource(Source):
     def _table(self, name: str) -> parquet.ParquetTable:
         if (file := self.files().get(name)) is None:
             raise DataError(
-                f"{self._place(name)}: the file was deleted before all its rows were trained. "
+                f"{self.what}: {name}: the file was deleted before all its rows were trained. "
                 "Restore the file, or start a new run"
             )
         return parquet.ParquetTable(file.path, self._options.storage)
@@ -168,10 +168,7 @@ class FilesSource(Source):
         return found
 
     def place_of(self, partition: str, offset: int) -> str:
-        return f"{self._place(partition)}: row {offset} (from 0)"
-
-    def _place(self, name: str) -> str:
-        return self.what if self.what.endswith(name) else f"{self.what}: {name}"
+        return f"{self.what}: {partition}: row {offset} (from 0)"
 
 
 def _num_rows(table: parquet.ParquetTable) -> int:

@@ -164,10 +164,8 @@ class KafkaSource(Source):
 
     def _first(self, partition: int, low: int, high: int) -> int:
         start = self._options.start
-        if start == "earliest":
-            return low
-        if start == "latest":
-            return high
+        if isinstance(start, str):
+            return low if start == "earliest" else high
         return self._topic.offset_at(partition, int(start.timestamp() * 1000), high)
 
     def _not_deleted(self, partition: int, left: Left, low: int, high: int) -> Left:
@@ -216,7 +214,7 @@ class KafkaSource(Source):
                 elif error.code() == codes._AUTO_OFFSET_RESET:
                     self._skip_deleted(partition)
                 elif error.code() in fatal:
-                    raise topic.failed(error)
+                    raise topic.failed(error.str())
             for partition, messages in by_partition.items():
                 stop = self._stops.get(partition, math.inf)
                 if existing := [each for each in messages if each.offset() < stop]:

@@ -27,7 +27,7 @@ class Topic:
         self.client = imports.optional_library("confluent_kafka", "kafka", "streaming.kafka")
         self._topic = topic
         self.what = f"Kafka {servers}, topic {topic}"
-        self._error: Any = None
+        self._error = ""
         self._down = False
         options = {
             "fetch.wait.max.ms": "100",
@@ -49,7 +49,7 @@ class Topic:
         with self._told():
             found = self._consumer.list_topics(self._topic, timeout=SECONDS).topics[self._topic]
         if found.error is not None:
-            raise self.failed(f"{_text(found.error)}. Create the topic, or correct its name")
+            raise self.failed(f"{found.error.str()}. Create the topic, or correct its name")
         return sorted(found.partitions)
 
     def watermarks(self, partition: int, *, cached: bool = False) -> tuple[int, int]:
@@ -81,13 +81,13 @@ class Topic:
         with self._told():
             found: list[Any] = self._consumer.consume(_MOST_MESSAGES, timeout=0.1)
         if self._down and any(message.error() is None for message in found):
-            self._down, self._error = False, None
+            self._down, self._error = False, ""
             say(f"{self.what}: the servers answer again")
         return found
 
-    def failed(self, error: object) -> DataError:
-        last = f" (last error: {_text(self._error)})" if self._error else ""
-        return DataError(f"{self.what}: {_text(error)}{last}")
+    def failed(self, error: str) -> DataError:
+        last = f" (last error: {self._error})" if self._error else ""
+        return DataError(f"{self.what}: {error}{last}")
 
     def close(self) -> None:
         self._consumer.close()
@@ -99,19 +99,13 @@ class Topic:
         except self.client.KafkaException as error:
             if hasattr(self, "_consumer"):
                 self._consumer.poll(0.1)  # calls _on_error with the reason
-            raise self.failed(error) from error
+            raise self.failed(error.args[0].str()) from error
 
     def _place(self, *place: int) -> Any:
         return self.client.TopicPartition(self._topic, *place)
 
     def _on_error(self, error: Any) -> None:
-        self._error = error
+        self._error = error.str()
         if error.code() == self.client.KafkaError._ALL_BROKERS_DOWN and not self._down:
             self._down = True
-            say(f"{self.what}: no server answers ({_text(error)}). The run waits for the servers")
-
-
-def _text(error: Any) -> str:
-    if isinstance(error, Exception) and error.args:
-        error = error.args[0]
-    return str(error.str()) if hasattr(error, "str") else str(error)
+            say(f"{self.what}: no server answers ({self._error}). The run waits for the servers")
