@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from recd_plugins.api import PlanContext, Section, TableStrategy, TrainedRun, text_table
@@ -52,49 +52,34 @@ class DynamicStrategy(TableStrategy):
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
         tables = {name: table for part in parts for name, table in part.tables.items()}
-        counts = {
-            name: map(sum, zip(*(rank[name] for rank in run.observed), strict=True))
-            for name in tables
-        }
-        reports = {name: TableReport(tables[name].capacity, *counts[name]) for name in tables}
+        reports = {}
+        for name, table in tables.items():
+            ranks = [rank[name] for rank in run.observed]
+            counts = {key: sum(rank[key] for rank in ranks) for key in ranks[0]}
+            reports[name] = {"capacity": table.capacity, **counts}
         return [DynamicTablesReport(reports)]
 
 
 @dataclass(frozen=True)
-class TableReport:
-    """Numbers of ids of a dynamic table, summed over ranks.
-
-    Attributes:
-        capacity: number of ids that fit into the table.
-        ids: number of ids that have a row at the end of the run.
-        inserted: number of times that an id got a row.
-        evicted: number of times that an id lost its row.
-        not_admitted: ids that got no row because of ``min_count``. An id counts once per step.
-    """
-
-    capacity: int
-    ids: int
-    inserted: int
-    evicted: int
-    not_admitted: int
-
-
-@dataclass(frozen=True)
 class DynamicTablesReport(Section):
-    """Report section about the ids of dynamic tables."""
+    """Report section about the ids of dynamic tables, with counts summed over ranks."""
 
     name: ClassVar[str] = "dynamic_tables"
 
-    tables: Mapping[str, TableReport]
+    tables: Mapping[str, Mapping[str, int]]
 
     def as_json(self) -> dict[str, Any]:
-        return {name: asdict(table) for name, table in self.tables.items()}
+        return dict(self.tables)
 
     def shown(self, run: str) -> Sequence[RenderableType]:
         title = "dynamic tables"
         cells = [
-            [name, f"{each.capacity:,}", f"{each.ids:,} ({each.ids / each.capacity:.0%})"]
-            + [f"{count:,}" for count in (each.inserted, each.evicted, each.not_admitted)]
+            [
+                name,
+                f"{each['capacity']:,}",
+                f"{each['ids']:,} ({each['ids'] / each['capacity']:.0%})",
+            ]
+            + [f"{each[key]:,}" for key in ("inserted", "evicted", "not_admitted")]
             for name, each in self.tables.items()
         ]
         return [

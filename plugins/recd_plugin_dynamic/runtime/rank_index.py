@@ -70,15 +70,18 @@ class RankIndex:
         self.changed: Callable[[Tensor], None] = lambda _: None
         #: Called with evicted ids, int64 ``[n]``, and the number of the step.
         self.on_eviction: Callable[[NDArray[np.int64], int], None] = lambda *_: None
-        self._inserted = self._evicted = self._not_admitted = 0
+        self._counts = {"inserted": 0, "evicted": 0, "not_admitted": 0}
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of the index, in the order of buckets. They share its memory."""
         return self._state
 
-    def counts(self) -> tuple[int, int, int, int]:
-        """Return the number of ids, and how many were inserted, evicted and not admitted."""
-        return len(self._index), self._inserted, self._evicted, self._not_admitted
+    def counts(self) -> dict[str, int]:
+        """Return the number of ids with a row, and counts since the start of the run.
+
+        Not admitted are distinct ids of a batch that got no row, summed over steps.
+        """
+        return {"ids": len(self._index), **self._counts}
 
     def rows(self, ids: Tensor, shard: Shard, *, training: bool) -> Tensor:
         """Return the row of this rank's shard for each id, int64 ``[n]``.
@@ -101,9 +104,9 @@ class RankIndex:
             step = int(self._steps[0])
             assigned = self._index.find_or_insert(distinct, None, step)
             found = assigned.rows
-            self._inserted += len(assigned.new)
-            self._evicted += len(assigned.evicted_ids)
-            self._not_admitted += int((found < 0).sum())
+            self._counts["inserted"] += len(assigned.new)
+            self._counts["evicted"] += len(assigned.evicted_ids)
+            self._counts["not_admitted"] += int((found < 0).sum())
             evicted = torch.from_numpy(assigned.evicted_rows)
             if len(evicted):
                 shard.reset(evicted, step)

@@ -284,22 +284,12 @@ class ShardedDynamicEmbeddings(_ShardedDynamic, ExactShardedEmbeddingCollection)
 class DynamicBagsSharder(ExactEmbeddingBagCollectionSharder):
     """Sharder of DynamicBags."""
 
-    @property
-    def module_type(self) -> type[DynamicBags]:
-        return DynamicBags
-
-    @property
-    def sharded_module_type(self) -> type[ShardedDynamicBags]:
-        return ShardedDynamicBags
+    module_type: type[DynamicBags] = DynamicBags
+    sharded_module_type: type[ShardedDynamicBags] = ShardedDynamicBags
 
 
 class DynamicEmbeddingsSharder(ExactEmbeddingCollectionSharder):
     """Sharder of DynamicEmbeddings."""
 
-    @property
-    def module_type(self) -> type[DynamicEmbeddings]:
-        return DynamicEmbeddings
-
-    @property
-    def sharded_module_type(self) -> type[ShardedDynamicEmbeddings]:
-        return ShardedDynamicEmbeddings
+    module_type: type[DynamicEmbeddings] = DynamicEmbeddings
+    sharded_module_type: type[ShardedDynamicEmbeddings] = ShardedDynamicEmbeddings
