@@ -7,8 +7,9 @@ the table, and one column per tensor, such as ``weight`` and ``momentum1``.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
 
 from recd_plugins.training.checkpoint_files import MANIFEST, ROWS, chain_of, row_files
 
@@ -127,52 +129,43 @@ def write_rows(folder: Path, changed: Sequence[tuple[RowTensors, Tensor]]) -> No
         folder: folder of the checkpoint.
         changed: tables with the changed rows of this rank's shards, ascending int64.
     """
-    number = 0
+    number = count()
     for table, rows in changed:
-        for shards in _aligned_shards(table):
-            _, first, shard = next(iter(shards.values()))
-            local = rows[(rows >= first[0]) & (rows < first[0] + len(shard))] - first[0]
+        weight, *_ = (tensor for _, tensor in table.tensors.values())
+        for index, shard in enumerate(weight.local_shards()):
+            first = shard.metadata.shard_offsets[0]
+            local = rows[(rows >= first) & (rows < first + len(shard.tensor))] - first
             if len(local):
-                path = folder / f"rows-{dist.get_rank()}-{number}{ROWS}"
+                path = folder / f"rows-{dist.get_rank()}-{next(number)}{ROWS}"
+                shards = {
+                    column: (name, each.local_shards()[index])
+                    for column, (name, each) in table.tensors.items()
+                }
                 _write_shard(path, table.table, local, shards)
-                number += 1
-
-
-def _aligned_shards(table: RowTensors) -> Iterator[dict[str, tuple[str, list[int], Tensor]]]:
-    """Yield (name in checkpoints, offsets, local tensor) per column, for each local shard."""
-    sharded = {
-        column: (name, each.local_shards()) for column, (name, each) in table.tensors.items()
-    }
-    for index in range(len(next(iter(sharded.values()))[1])):
-        yield {
-            column: (name, shards[index].metadata.shard_offsets, shards[index].tensor.detach())
-            for column, (name, shards) in sharded.items()
-        }
 
 
 def _write_shard(
-    path: Path, table: str, local: Tensor, shards: Mapping[str, tuple[str, list[int], Tensor]]
+    path: Path, table: str, local: Tensor, shards: Mapping[str, tuple[str, Shard]]
 ) -> None:
-    first_row = next(iter(shards.values()))[1][0]
+    weight, *_ = (shard for _, shard in shards.values())
+    first_row = weight.metadata.shard_offsets[0]
     arrays: dict[str, Any] = {_ROW: (local + first_row).numpy()}
     encodings, columns = {_ROW: "DELTA_BINARY_PACKED"}, {}
-    for column, (name, first, tensor) in shards.items():
-        values = tensor.index_select(0, local.to(tensor.device)).cpu()
+    for column, (name, shard) in shards.items():
+        values = shard.tensor.detach().index_select(0, local.to(shard.tensor.device)).cpu()
         dtype = str(values.dtype).removeprefix("torch.")
         if values.dtype not in _STORED:
             values = values.view(_AS_INTEGERS[values.element_size()])
-        flat = pa.array(values.reshape(-1).numpy())
-        arrays[column] = flat
+        arrays[column] = pa.array(values.reshape(-1).numpy())
         if values.dim() > 1:
-            arrays[column] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            arrays[column] = pa.FixedSizeListArray.from_arrays(arrays[column], values.shape[1])
         encodings[column if values.dim() == 1 else f"{column}.list.element"] = "BYTE_STREAM_SPLIT"
-        first_column = first[1] if len(first) > 1 else 0
-        columns[column] = _Column(name, dtype, first[0] - first_row, first_column)
-    end = first_row + len(next(iter(shards.values()))[2])
+        row, *more = shard.metadata.shard_offsets
+        columns[column] = asdict(_Column(name, dtype, row - first_row, more[0] if more else 0))
     note = {
         "table": table,
-        "rows": [first_row, end],
-        "columns": {column: asdict(each) for column, each in columns.items()},
+        "rows": [first_row, first_row + len(weight.tensor)],
+        "columns": columns,
     }
     pq.write_table(
         pa.table(arrays).replace_schema_metadata({_NOTE: json.dumps(note)}),
