@@ -26,7 +26,8 @@ OPTIONS = {
     "recd.din": {"target": "item", "heads": 2},
     "recd.target_attention": {"target": "item", "positions": 3, "encoder_layers": 1},
     "recd.transformer": {"layers": 2},
-    "tables.vocabulary": {"rows": 100},
+    "tables.quantiles": {"buckets": 4},
+    "tables.vocabulary": {"rows": 20},
 }
 
 BUILT_IN = PluginManager().plugins

@@ -1,7 +1,8 @@
 """Rows of tests, and what readers of streams yield."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from recd_plugins.api import Dataset
@@ -39,3 +40,34 @@ def read(made: Any, most: int = 1 << 30) -> tuple[list[list[int]], list[Any]]:
 
 def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
+
+
+def check_resumed(stream: Dataset) -> list[Any]:
+    """Read 200 rows, and again from some states. Return the states."""
+    batches, states = read(reader(stream))
+    assert len(batches) == 25
+    assert sorted(flat(batches)) == list(range(200))
+    for step in (1, 3, 7, 12, 24):
+        rest, _ = read(reader(stream, state=states[step - 1]))
+        assert rest == batches[step:], f"after step {step}"
+    return states
+
+
+def check_each_row_once(
+    stream: Dataset, steps: Sequence[int], ranks: int, num_rows: int, more: Callable[[], object]
+) -> None:
+    """Read ``steps`` batches per rank. Write ``more``, and read the other rows by ``ranks``."""
+    found, states, left = [], [], 0
+    for rank, most in enumerate(steps):
+        batches, of_rank = read(reader(stream, rank, len(steps)), most=most)
+        found += flat(batches)
+        states.append(of_rank[-1])
+    state = reader(stream).merge_states(states)
+    more()
+    for rank in range(ranks):
+        made = reader(stream, rank, ranks, state)
+        found += flat(read(made)[0])
+        left += made.lag()
+    assert max(Counter(found).values()) == 1
+    assert len(found) + left == num_rows
+    assert left < BATCH * ranks

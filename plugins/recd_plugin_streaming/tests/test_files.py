@@ -1,7 +1,6 @@
 """``streaming.files``: batches, positions and faults."""
 
 import os
-from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +10,15 @@ from tests.commands import recd, refusal
 
 from recd_plugin_streaming.files import Files
 from recd_plugin_streaming.kafka import Kafka
-from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
+from recd_plugin_streaming.tests.streams import (
+    COLUMNS,
+    check_each_row_once,
+    check_resumed,
+    clicks,
+    flat,
+    read,
+    reader,
+)
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract
 
@@ -44,12 +51,7 @@ def test_a_resumed_reader_yields_the_other_batches(tmp_path, grouping):
     for part in range(4):
         write(tmp_path, f"{part}.parquet", clicks(50, 50 * part))
     stream = dataset(tmp_path, **grouping)
-    batches, states = read(reader(stream))
-    assert len(batches) == 25
-    assert sorted(flat(batches)) == list(range(200))
-    for step in (1, 3, 7, 12, 24):
-        rest, _ = read(reader(stream, state=states[step - 1]))
-        assert rest == batches[step:], f"after step {step}"
+    states = check_resumed(stream)
     assert states[-1]["done"] == [f"{part}.parquet" for part in range(4)]
     write(tmp_path, "00.parquet", clicks(8, 200))  # a name before those that are trained
     assert sorted(flat(read(reader(stream, state=states[-1]))[0])) == list(range(200, 208))
@@ -59,24 +61,15 @@ def test_a_resumed_reader_yields_the_other_batches(tmp_path, grouping):
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1), (2, 4), (4, 4)])
 def test_each_row_comes_once_if_the_ranks_change(tmp_path, grouping, before, after):
     stream = dataset(tmp_path, **grouping)
-    found, states, first = [], [], 0
-    for part, count in enumerate((90, 2, 61, 40)):
+    for part, (count, first) in enumerate(((90, 0), (2, 90), (61, 92), (40, 153))):
         write(tmp_path, f"{part}.parquet", clicks(count, first))
-        first += count
-    for rank in range(before):
-        batches, of_rank = read(reader(stream, rank, before), most=3 + rank)
-        found += flat(batches)
-        states.append(of_rank[-1])
-    state = reader(stream).merge_states(states)
-    write(tmp_path, "later.parquet", clicks(30, first))
-    left = 0
-    for rank in range(after):
-        made = reader(stream, rank, after, state)
-        found += flat(read(made)[0])
-        left += made.lag()
-    assert max(Counter(found).values()) == 1
-    assert len(found) + left == first + 30
-    assert left < BATCH * after
+    check_each_row_once(
+        stream,
+        range(3, 3 + before),
+        after,
+        223,
+        lambda: write(tmp_path, "later.parquet", clicks(30, 193)),
+    )
 
 
 def test_files_are_trained_when_they_are_complete(tmp_path, capfd):

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,15 @@ import pytest
 from recd_plugin_recd.logs.kafka import KafkaProducer
 from recd_plugin_streaming.kafka import Kafka
 from recd_plugin_streaming.tests.cluster import PARTITIONS, Cluster, kafka
-from recd_plugin_streaming.tests.streams import BATCH, COLUMNS, clicks, flat, read, reader
+from recd_plugin_streaming.tests.streams import (
+    COLUMNS,
+    check_each_row_once,
+    check_resumed,
+    clicks,
+    flat,
+    read,
+    reader,
+)
 from recd_plugin_streaming.topic import Topic
 from recd_plugins.runtime.errors import DataError
 
@@ -36,12 +43,7 @@ def dataset(cluster: Cluster, topic: str, **options: Any) -> Kafka:
 def test_a_resumed_reader_yields_the_other_batches(cluster, topic, grouping):
     cluster.write(topic, clicks(200))
     stream = dataset(cluster, topic, **grouping)
-    batches, states = read(reader(stream))
-    assert len(batches) == 25
-    assert sorted(flat(batches)) == list(range(200))
-    for step in (1, 3, 7, 12, 24):
-        rest, _ = read(reader(stream, state=states[step - 1]))
-        assert rest == batches[step:], f"after step {step}"
+    states = check_resumed(stream)
     cluster.write(topic, clicks(8, first=200))  # a finished run continues with new messages
     assert sorted(read(reader(stream, state=states[-1]))[0][0]) == list(range(200, 208))
 
@@ -59,20 +61,7 @@ def test_each_message_comes_once_if_the_ranks_change(cluster, topic, grouping, b
     for partition in range(PARTITIONS):
         cluster.write(topic, clicks(60, first=60 * partition), partition)
     stream = dataset(cluster, topic, **grouping)
-    found, states = [], []
-    for rank in range(before):
-        batches, of_rank = read(reader(stream, rank, before), most=3)
-        found += flat(batches)
-        states.append(of_rank[-1])
-    state = reader(stream).merge_states(states)
-    left = 0
-    for rank in range(after):
-        made = reader(stream, rank, after, state)
-        found += flat(read(made)[0])
-        left += made.lag()
-    assert max(Counter(found).values()) == 1
-    assert len(found) + left == 60 * PARTITIONS
-    assert left < BATCH * after
+    check_each_row_once(stream, [3] * before, after, 60 * PARTITIONS, lambda: None)
 
 
 def test_bad_messages_are_counted_and_kept(cluster, topic, tmp_path):

@@ -1,4 +1,4 @@
-"""Preprocessing of this package: contracts, and what is fitted, against numpy."""
+"""Fitted preprocessing against numpy. Tests of built-in plugins have its contracts."""
 
 import pickle
 from collections import Counter
@@ -11,10 +11,9 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
+from recd_plugin_tables.preprocessing import Quantiles, Standardise, Vocabulary
 from recd_plugins import load_registry, prepare
 from recd_plugins.runtime.errors import RegistryError
-from recd_plugins.testing.contracts import PreprocessingContract
 
 
 def made(cls, **options):
@@ -34,20 +33,6 @@ def fitted(plugin, values, size=7):
 def apply(plugin, values):
     values = torch.as_tensor(values)
     return plugin.transform(values, torch.tensor([0, len(values)]))[0]
-
-
-class TestContract(PreprocessingContract):
-    @pytest.fixture(
-        params=[
-            (Vocabulary, {"rows": 20}),
-            (Standardise, {}),
-            (Log1p, {}),
-            (Quantiles, {"buckets": 4}),
-        ]
-    )
-    def plugin(self, request):
-        cls, options = request.param
-        return made(cls, **options)
 
 
 IDS = np.random.default_rng(1).zipf(1.5, 3000).astype(np.int64) * 2**40 - 5
