@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tests.planning import test_planner
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -18,10 +19,6 @@ from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugin_torchrec.shardings import ColumnWise, RowWise
-from recd_plugins import RunConfig
-from recd_plugins.config import Entry
-from recd_plugins.config.schema import RegistrySpec
-from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile
@@ -33,7 +30,7 @@ from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import load_topology, this_machine
 
-BATCH_SIZE, ROWS, DIM = 512, 10_000, 16
+ROWS, DIM = 10_000, 16
 STATE = 4  # bytes of row-wise Adagrad's, a row
 
 
@@ -68,30 +65,19 @@ def registry(
     storage: Path | None = None,
     sharding: Any = None,
 ) -> Prepared:
-    training = {"batch_size": BATCH_SIZE, "optimizer": "rowwise_adagrad"}
-    spec = RegistrySpec.model_validate({"version": 1, "training": training})
     loads = {name: load(name, exponent) for name, exponent in exponents.items()}
     plan = CachePlan.of(
         loads,
         {name: round(share * ROWS) for name in loads},
-        batch_size=BATCH_SIZE,
+        batch_size=test_planner.BATCH_SIZE,
         optimizer="rowwise_adagrad",
     )
     caches = {
         name: TableCache("static", share, np.arange(ROWS), folder=storage) for name in exponents
     }
-    nothing: Any = None
-    entry = Entry[Cache](Caches(Caches.Options()), tuple(exponents), "cache[0]", 10)
-    reg = RunConfig(
-        path=Path("registry.yaml"),
-        spec=spec,
-        dataset=nothing,
-        converter=PlainConverter(PlainConverter.Options()),
-        preprocessing=(),
-        pooling=(),
-        sharding=() if sharding is None else (Entry(sharding, ("*",), "sharding[0]", 9),),
-        cache=(entry,),
-    )
+    shardings = [] if sharding is None else [(sharding, ["*"])]
+    cache = [(Caches(Caches.Options()), exponents)]
+    reg = test_planner.registry(*shardings, cache=cache, optimizer="rowwise_adagrad")
     parts = {"cache[0]": CacheStrategy(caches, plan)}
     return Prepared(reg, model(*exponents), Placement(), {}, parts=parts)
 
