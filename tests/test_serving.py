@@ -57,8 +57,6 @@ LAYOUT = {
 
 
 class Published:
-    """A folder with versions of a toy model, in which all weights are the version's number."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.draw = folder, np.random.default_rng(0)
         self.program = folder / "program-00000001"

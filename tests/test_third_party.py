@@ -52,7 +52,6 @@ def run(environment: Environment, folder: Path, sections: str, *options: object)
 
 @pytest.fixture(scope="module")
 def plain(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Losses of 16 steps without plugins of third parties."""
     losses = run(environment, tmp_path_factory.mktemp("plain"), POOLING)["losses"]
     assert len(losses) == 16
     assert max(losses) - min(losses) > 1e-3  # it learns

@@ -95,7 +95,6 @@ def test_covering() -> None:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrite the metadata of a profile."""
     lines = pq.read_table(path)
     head = json.loads(lines.schema.metadata[_KEY])
     change(head)

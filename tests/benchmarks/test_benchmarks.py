@@ -118,7 +118,6 @@ def test_what_is_no_number_is_never_a_figure() -> None:
 
 
 def test_the_bound_of_an_ablation() -> None:
-    """Lookups shrink by ids, the all-to-all by bytes, pooling by ids of sequences, else nothing."""
     from benchmarks.ablation import BASELINE, DEDUP, Ablation, Measured
 
     from recd_plugins.interfaces.step_cost import StageTimes

@@ -8,7 +8,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_day.sh"
 
 
 def day(folder: Path, code: int) -> tuple[int, str]:
-    """One step that writes a result and ends with ``code``: exit code and output of a day of it."""
     (step,) = re.findall(r"^step\(\) \{\n.*?^\}\n", SCRIPT.read_text(), re.M | re.S)
     work = f"echo {{}} > {folder}/a.json.part; exit {code}"
     done = subprocess.run(

@@ -123,7 +123,6 @@ def test_sessions_are_grouped_as_they_were(tmp_path: Path, monkeypatch: pytest.M
 
 @needs_network
 def test_what_a_restart_left_is_removed() -> None:
-    """Folders, and files of namespaces that are none any more, of a number that is ours now."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     stale = [

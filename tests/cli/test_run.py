@@ -47,7 +47,6 @@ def write(folder: Path, checkpoints: Path | None = None, **saved: int) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> dict[str, Any]:
-    """The report of a run from start to end; profiling changes no loss."""
     return report_of("run", write(folder), "--breakdown")
 
 
@@ -139,7 +138,6 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str,
 
 
 def test_torchrun(folder: Path, whole: dict[str, Any]) -> None:
-    """That of a real one joins is shown by tests of join_torchrun."""
     figures = folder / "torchrun.json"
     registry = write(folder, folder / "torchrun")
     command = [RECD, "run", registry, "training.ranks=1", "--steps", 2, "--json", figures]

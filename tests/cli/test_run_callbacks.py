@@ -80,7 +80,6 @@ def notes(folder: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run from start to end, with checkpoints of steps 4 and 8."""
     folder = tmp_path_factory.mktemp("whole")
     run(write(folder, fail_at=0))
     return folder

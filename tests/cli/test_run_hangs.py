@@ -52,7 +52,6 @@ def register_preprocessing():
 
 
 def write(folder: Path, rank: int = 1) -> list[str]:
-    """The arguments of a run in which a process of ``rank`` is stopped."""
     plugins = folder / "plugins"
     plugins.mkdir()
     (plugins / "stop.py").write_text(PLUGIN)
@@ -80,7 +79,6 @@ def stopped(folder: Path) -> int:
 
 
 def ends(process: int) -> bool:
-    """Whether it is gone, soon: what made it may be ending first."""
     try:
         psutil.Process(process).wait(20)
     except psutil.NoSuchProcess:
@@ -137,8 +135,6 @@ def test_a_stopped_reader_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_is_continued_goes_on_as_if_nothing_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is continued as soon as the run says that it is stopped."""
-
     class Said(io.StringIO):
         def write(self, text: str) -> int:
             if found := re.search(r"sends no heartbeats \(process (\d+)", text):

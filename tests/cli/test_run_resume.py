@@ -26,7 +26,6 @@ def write(folder: Path, **training: object) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a table, its registry file and the checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("trained")
     write(folder)
     assert recd(folder).exit_code == 0

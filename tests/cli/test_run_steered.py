@@ -97,7 +97,6 @@ def test_validation_changes_no_loss(whole: Path, tmp_path: Path) -> None:
 
 
 def ended(folder: Path, registry: Path) -> tuple[int, str]:
-    """A run that is ended by SIGTERM after its first checkpoint: the step, and what it says."""
     program = forked.Program([forked.RECD, "run", registry])
     try:
         while not list(folder.glob("checkpoints/step-*")):

@@ -31,7 +31,6 @@ def rows_with(**columns: list[float]) -> Rows:
 
 
 def batch_of_ids(lists: list[list[int]], form: str, dtype: torch.dtype = torch.int64) -> Batch:
-    """Feature ``a`` as given, behind a feature whose ids are large."""
     flat = [number for row in lists for number in row]
     kjt = KeyedJaggedTensor(
         keys=["large", "a"],

@@ -49,7 +49,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
-    """Ids of the first rows, each list transformed alone."""
     from recd_plugins.config.run_config import feature_steps
 
     steps = feature_steps(registry, registry.dataset.schema())[feature]

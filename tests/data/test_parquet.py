@@ -42,7 +42,6 @@ def write(path: Path, *, seen: Literal["list", "list_dict"] = "list_dict") -> No
 
 
 def pages(path: Path) -> range:
-    """The bytes of all pages, headers included."""
     group = pq.read_metadata(path).row_group(0)
     last = group.column(group.num_columns - 1)
     return range(4, last.data_page_offset + last.total_compressed_size)
@@ -77,7 +76,6 @@ def test_layouts_do_not_mix(tmp_path: Path) -> None:
 
 
 def content(first: int, *, statistics: bool = False) -> bytes:
-    """A file of 40 rows; without statistics all footers are equal."""
     sink = pa.BufferOutputStream()
     options = {"compression": "none", "use_dictionary": False, "write_statistics": statistics}
     pq.write_table(table(range(first, first + 40)), sink, row_group_size=20, **options)

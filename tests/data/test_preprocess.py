@@ -12,8 +12,6 @@ from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 
 class Step(Preprocessing):
-    """Applies a function, and counts the values that it was given."""
-
     def __init__(self, function, name="test.step", **attributes):
         super().__init__(PluginOptions())
         self.function, self.seen = function, 0

@@ -47,7 +47,6 @@ def sparse(batch: Any) -> list[int]:
 def alone(
     registry: RunConfig, rank: int = 0, world_size: int = 1
 ) -> Iterator[tuple[list[int], State]]:
-    """Ids and the position after each batch of an epoch, of the rank that reads by itself."""
     loader = build_dataloader(registry, rank, world_size)
     for batch in loader:
         yield sparse(batch), loader.state_dict()
@@ -59,7 +58,6 @@ def contents(block: BatchBlock) -> list[tuple[list[int], State]]:
 
 @pytest.fixture(scope="module")
 def made() -> tuple[list[tuple[list[int], State]], State, list[TaskReader]]:
-    """An epoch of rank 1 of 2, where it starts, and two readers of it."""
     registry = registry_of(Numbers(Numbers.Options()))
     epoch = list(alone(registry, 1, 2))
     task = read_task(registry, 1, 2)
@@ -71,7 +69,6 @@ def made() -> tuple[list[tuple[list[int], State]], State, list[TaskReader]]:
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
-    """From every position on, each block by either reader."""
     epoch, start, readers = made
     taken = data.draw(st.integers(0, len(epoch)), "batches taken")
     position = json.loads(json.dumps(epoch[taken - 1][1] if taken else start))
@@ -112,7 +109,6 @@ def register_converters(): return [First]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A table, a registry file that names it by a relative path, and a folder of plugins."""
     columns = {
         "session_id": pa.array(range(16), pa.int64()),
         "ts": pa.array(range(16), pa.int64()),

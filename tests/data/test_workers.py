@@ -54,7 +54,6 @@ def register_preprocessing(): return [Dies, Fails]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table whose rows have their number in ``number`` and ``row``."""
     folder = tmp_path_factory.mktemp("workers")
     rows = range(ROWS)
     ids = pa.list_(pa.int64())

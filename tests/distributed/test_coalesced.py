@@ -260,7 +260,6 @@ def values(output: Any, keys: list[str] = AB) -> Tensor:
 
 
 def in_halves(dmp: Any) -> Tensor:
-    """By ``compute`` and ``output_dist``, as some train pipelines and modules call them."""
     module = dmp.module
     context = module.create_context()
     features = module.input_dist(context, ab_batch()).wait().wait()

@@ -55,7 +55,6 @@ def test_a_message_is_read_as_it_was(
 
 
 def _features(rank: int, step: int) -> KeyedJaggedTensor:
-    """Rows of two features of one table and one of another; in one step a rank has none."""
     generator = torch.Generator().manual_seed(10 * step + rank)
     num_rows = 0 if (rank, step) == (0, 1) else 3 + rank
     lengths = torch.randint(6, (3 * num_rows,), generator=generator)

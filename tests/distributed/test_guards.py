@@ -125,7 +125,6 @@ def mean_and_sum_of_one_feature(rank: int, world_size: int, stock: bool) -> None
 
 
 def untrained_table(rank: int, world_size: int, stock: bool) -> None:
-    """table_row_wise() with its default kernel, and an optimizer of nothing in particular."""
     dmp = sharded(bags("a"), table_row_wise(host_index=0), stock)
     build_train_pipeline(dmp, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), CPU)
 

@@ -122,7 +122,6 @@ COLUMNS = ParameterSharding("column_wise", "fused", [0], EnumerableShardingSpec(
 
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:
-    """Tables with the optimizers that they bring, by name; without one by None."""
     tables = [configs(EmbeddingBagConfig, name, 8, 4, name=name)[0] for name in optimizers]
     module = EmbeddingBagCollection(tables)
     for name, optimizer in optimizers.items():

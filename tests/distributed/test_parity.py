@@ -41,7 +41,6 @@ def _is_a_case(cell: tuple[Any, ...]) -> bool:
 
 @cache
 def cells() -> list[tuple[Any, ...]]:
-    """By night all, by day those in which any two values meet."""
     axes: list[tuple[Any, ...]] = [
         SHARDINGS,
         RANKS,

@@ -28,8 +28,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 
 class Sharded(nn.Module):
-    """It says whether it is compiled."""
-
     def forward(self, values: Tensor) -> Tensor:
         return values + (1 if torch.compiler.is_compiling() else 0)
 

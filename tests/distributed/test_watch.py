@@ -29,8 +29,6 @@ READING = {"what": "reading data", "step": 11}
 
 
 class Watched:
-    """Heartbeats of three ranks, and what a watch says of them."""
-
     def __init__(self, timeout: float | None = None, notice: float = 60.0) -> None:
         self.said: list[str] = []
         self._store = dist.HashStore()
@@ -118,7 +116,6 @@ def wait_for(what: Callable[[], bool]) -> None:
 def test_it_beats_on_and_looks_on_when_the_store_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As after a cut of the network that was longer than the store's patience."""
     store = store_at(0)
     port = store.port
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -140,8 +137,6 @@ LIMITS = HangLimits(0.2, 0.1, lambda: "This is how to go on.")
 
 
 class Lost:
-    """Beats of three ranks, of which some go on."""
-
     def __init__(self, alive: set[int]) -> None:
         self.store = dist.HashStore()
         self._alive = alive

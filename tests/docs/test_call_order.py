@@ -120,7 +120,6 @@ training: {batch_size: 32, ranks: 1}
 
 
 def calls_of(command: str, folder: Path) -> list[str]:
-    """Calls of a command, each where it was first made."""
     (folder / "plugins").mkdir()
     code = PLUGINS.format(calls=CALLS, notes=folder / "notes")
     (folder / "plugins" / "order.py").write_text(code, encoding="utf-8")

@@ -31,14 +31,12 @@ def without_code_blocks(page: Path) -> str:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of the links on a page but for those to other sites."""
     text = re.sub(r"`[^`\n]*`", "", without_code_blocks(page))
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     return [target for target in targets if not re.match(r"https?://|mailto:", target)]
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", without_code_blocks(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -50,8 +50,6 @@ class Batch(Pipelineable):
 
 
 class Newest(nn.Module):
-    """The newest items, two vectors a row, each weighed by its actions' mean."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(DIM, DIM)
@@ -132,8 +130,6 @@ def batches(rank: int, num_batches: int = NUM_STEPS) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's losses and ids of training, and its weights at the end."""
-
     losses: list[float]
     weights: dict[str, Tensor]
     ids: int
@@ -162,7 +158,6 @@ def train(make: type[nn.Module], deduplicated: bool, stock: bool, world_size: in
 
 
 def write_registry(folder: Path, text: str, tables: Iterable[str]) -> Path:
-    """``text`` as a registry file, in which ``{profile}`` says how often rows are read."""
     accesses = {f"t_{n}": zipf(f"t_{n}", ROWS, 4.0, 1.1, features=(n,)) for n in tables}
     AccessProfile(accesses, "Zipf's law").save(folder / "accesses.parquet")
     path = folder / "registry.yaml"
@@ -180,7 +175,6 @@ def drop_in(
 
 
 def three_ways(rank: int, world_size: int) -> list[Trained]:
-    """By hand with TorchRec's sharders, wrapped with plain batches, and with deduplicated ones."""
     return [
         train(ByHand, deduplicated=False, stock=True, world_size=world_size),
         train(Wrapped, deduplicated=False, stock=False, world_size=world_size),

@@ -159,7 +159,6 @@ def test_what_pays_on_one_machine(length: int, factor: float, rows: int, pays: b
 
 
 def empty_first(rank: int, world_size: int, features: list[str] | None) -> list[Any]:
-    """Losses of batches of which the first has no ids, as if the data were sorted by time."""
     batches = list(loader(rank, sessions=True))
     kjt = batches[0].sparse
     none = KeyedJaggedTensor(kjt.keys(), kjt.values()[:0], lengths=torch.zeros_like(kjt.lengths()))

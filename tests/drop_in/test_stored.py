@@ -13,7 +13,6 @@ KEYS = ["a", "b", "c", "d"]
 
 
 def kjt(seed: int, dtype: torch.dtype, num_rows: int = 40) -> KeyedJaggedTensor:
-    """Rows that repeat the one before, ones that repeat an earlier one, and empty ones."""
     generator = torch.Generator().manual_seed(seed)
     values, lengths = [], []
     for repeats in (1, 5, 5, 1):
@@ -81,7 +80,6 @@ def plain_of_inference() -> KeyedJaggedTensor:
 
 @pytest.mark.parametrize("chosen", ["abcd", "bc"])
 def test_what_is_deduplicated_already_stays_and_can_be_freed_once_sent(chosen: str) -> None:
-    """As where a loader is handed to dedup twice, and in a pipeline that frees its inputs."""
     stored = Stored({"batch": chosen})
     once = stored("batch", kjt(0, torch.int64))
     assert stored("batch", once) is once

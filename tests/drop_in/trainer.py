@@ -45,8 +45,6 @@ class Sample(Pipelineable):
 
 
 class Model(nn.Module):
-    """Bags of three features; with ``sequence`` f2 is looked up by an EmbeddingCollection, too."""
-
     def __init__(self, sequence: bool = False) -> None:
         super().__init__()
         torch.manual_seed(1)

@@ -75,7 +75,6 @@ def test_criteo_is_trained_and_compared(cwd):
 
 
 def test_converted_data_and_a_dictionary_fit_the_tables(cwd):
-    """What README.md says to change."""
     for command in ("criteo sample data --rows 1000 --format gz", "criteo convert data parquet"):
         recd(*command.split())
     copy("criteo", cwd, {"path: data ": "path: parquet ", ": hashed": ": dictionary"})

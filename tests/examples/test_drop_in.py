@@ -19,7 +19,6 @@ STOCK, WITH_PLUGINS = "stock.py", "with_plugins.py"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The example with a table of 10 steps on 2 ranks, and some rows more."""
     example = tmp_path / "drop_in"
     shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("table", "__pycache__"))
     write_table(example / "table", TableOptions(rows=5200, row_group_rows=1024))
@@ -31,7 +30,6 @@ def lines(name: str) -> list[str]:
 
 
 def run(folder: Path, *script: object, ranks: int | None = None, cuda: bool = False) -> list[float]:
-    """The losses that a script prints, step by step; under torchrun where there are ranks."""
     environ = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     if not cuda:
         environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -53,7 +51,6 @@ def test_at_most_ten_lines_differ() -> None:
 
 
 def with_three_lines() -> str:
-    """``stock.py`` with the lines that the README changes first."""
     text = (EXAMPLE / "README.md").read_text()
     changed = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)[0].splitlines()
     script = (

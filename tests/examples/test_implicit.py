@@ -50,7 +50,6 @@ def ranked(*arguments: str) -> dict[str, float]:
 
 
 def places_by_hand(folder: Path) -> NDArray[np.int64]:
-    """Of each user's last film among those that the user had not, by the vectors."""
     items = pq.read_table(folder / "vectors" / "items.parquet")
     users = pq.read_table(folder / "vectors" / "users.parquet")
     vectors, wanted = (np.array(each["vector"].to_pylist()) for each in (items, users))

@@ -10,7 +10,6 @@ from tests.examples.test_dlrm import copy
 
 
 def names(process, folder):
-    """Whether something in a folder is an argument of a process."""
     return any(folder in word for word in process.info["cmdline"] or ())
 
 

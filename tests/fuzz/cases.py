@@ -180,7 +180,6 @@ def recd(
 
 
 def _tree(without: Iterable[str]) -> dict[str, str]:
-    """Every file below this folder and a digest of it, but for bytecode that imports leave."""
     found = {}
     ignored = set(without)
     for folder, folders, files in os.walk("."):

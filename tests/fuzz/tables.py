@@ -115,7 +115,6 @@ def losses_of(given: Iterable[Row]) -> list[float]:
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """A row as training sees it: a list_dict as lists, a bool as a number."""
     return {
         "session_id": 0,
         "ts": 0,
@@ -167,7 +166,6 @@ def counted(given: Iterable[Row]) -> Counter[str]:
 
 
 def check_rows(folder: str, meant: Iterable[Row] | None = None) -> None:
-    """The rows in a folder or file are those that are meant, whatever their order."""
     expected, got = counted(rows() if meant is None else meant), counted(rows_in(folder))
     if got != expected:
         wrong(f"{folder}: {(expected - got)} missing, {(got - expected)} too many")
@@ -200,7 +198,6 @@ def _written(meant: Sequence[Row] | None, done: Done, new: str) -> None:
 
 
 def clustered(meant: Sequence[Row] | None) -> None:
-    """Sort ``table``: refused, or the rows are those that are meant, by session and time."""
     done = recd("cluster", "table", "clustered")
     _written(meant, done, "clustered")
     if done.ok:
@@ -213,7 +210,6 @@ def clustered(meant: Sequence[Row] | None) -> None:
 
 
 def converted(meant: Sequence[Row] | None) -> None:
-    """Lay ``table`` out anew: refused, or the rows are those that are meant, in their order."""
     done = recd("convert-layout", "table", "converted", "--layout", "list_dict")
     _written(meant, done, "converted")
     if done.ok and texts(rows_in("converted")) != texts(meant or ()):

@@ -23,7 +23,6 @@ def write_registry() -> None:
 
 @cache
 def whole_run() -> list[float]:
-    """Losses of a run that nothing interrupts; copies of its checkpoints are kept."""
     write_registry()
     found = tables.losses("registry.yaml")
     assert isinstance(found, list), found
@@ -49,7 +48,6 @@ def files(folder: Path) -> list[Path]:
 
 
 def judge(*, same: bool = False) -> None:
-    """Go on: losses are those of the whole run, or it is refused."""
     line = ("run", "registry.yaml", "--resume", "--json", "figures.json")
     done = recd(*line, leaves=["checkpoints"])
     if not done.ok:

@@ -23,7 +23,6 @@ def tsv(lines: Lines, end: str = "\n") -> bytes:
 
 
 def criteo(files: dict[str, bytes], meant: Lines | None) -> None:
-    """Lines go through a conversion; None has to be refused."""
     Path("days").mkdir()
     for name, content in files.items():
         Path("days", name).write_bytes(content)

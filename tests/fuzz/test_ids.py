@@ -37,7 +37,6 @@ def one_way(case: Case, steps: str = "") -> str:
 
 
 def put(case: Case, values: Sequence[Any]) -> tuple[list[Any], str, int]:
-    """The rows with one of ``values`` in a list of a row; the column and the row."""
     given = tables.rows()
     column = case.one_of(["user", "items"], "column")
     row = case.number(0, READ - 1, "row")
@@ -68,7 +67,6 @@ def test_outside_of_the_table(case: Case) -> None:
 
 @fuzz
 def test_outside_in_another_width(case: Case) -> None:
-    """Also where ids of the file have fewer bits, or an unsigned type."""
     kind, value = case.one_of(
         [
             *((kind, -1) for kind in (pa.int8(), pa.int16(), pa.int32())),
@@ -86,7 +84,6 @@ def test_outside_in_another_width(case: Case) -> None:
 
 @fuzz
 def test_ids_that_are_right(case: Case) -> None:
-    """At both ends of the table, in huge lists, or none at all: all ways have the same losses."""
     which = case.one_of(["ends", "huge", "empty batch", "empty"], "which")
     given, column, row = put(case, [0, tables.NUM_IDS - 1])
     if which == "huge":

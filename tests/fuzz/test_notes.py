@@ -17,7 +17,6 @@ LINE = "\t".join(["1", *["5"] * 13, *["ab"] * 26]) + "\n"
 
 
 def change_json(case: Case, path: Path) -> None:
-    """Another digit somewhere, damaged bytes, or no JSON object at all."""
     text = path.read_text(encoding="utf-8")
     digits = [at for at, letter in enumerate(text) if letter.isdigit()]
     how = case.one_of(["digit", "bytes", "text"], "how")
@@ -31,7 +30,6 @@ def change_json(case: Case, path: Path) -> None:
 
 
 def shown(path: str) -> Any:
-    """The counts that ``recd profile show`` shows, or how it was refused."""
     done = recd("profile", "show", path, "--json", "shown.json")
     return json.loads(Path("shown.json").read_text("utf-8"))["tables"] if done.ok else done
 
@@ -56,7 +54,6 @@ def test_access_profiles_damaged(case: Case) -> None:
 
 
 def broken_off(command: list[str], module: Any, name: str, times: int) -> list[Path]:
-    """A command is stopped as by Ctrl-C in a call; the files of JSON that it leaves."""
     kept: Callable[..., Any] = getattr(module, name)
     left = times
 
@@ -152,7 +149,6 @@ def test_files_that_are_others(case: Case) -> None:
 
 @fuzz
 def test_appended_after_damage(case: Case) -> None:
-    """Rows that are added to a damaged log are all there, and no more of those before is lost."""
     case.damage(case.one_of(write_log(), "file"))
     done = recd("logs", "write", "log.parquet", "log", "--append", leaves=["log"])
     judge(meant=2 if done.ok else 1)
@@ -160,7 +156,6 @@ def test_appended_after_damage(case: Case) -> None:
 
 @fuzz
 def test_offsets_that_were_changed(case: Case) -> None:
-    """Nothing is invented and nothing comes twice."""
     write_log()
     offsets = Path("offsets.json")
     assert recd("logs", "read", "log", "one.parquet", "--offsets", offsets).ok

@@ -71,7 +71,6 @@ def test_hidden_files_and_odd_names(case: Case) -> None:
 
 
 def as_type(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """The numbers in another type, as a program that meant well would write them."""
     if pa.types.is_dictionary(kind):
         return as_type(values, kind.value_type).dictionary_encode().cast(kind)
     if pa.types.is_null(kind):
@@ -137,7 +136,6 @@ def test_other_types(case: Case) -> None:
 
 @fuzz
 def test_columns_of_one_file(case: Case) -> None:
-    """Missing, more or in another order: features stand in the order of the first file."""
     write_two()
     data = table().slice(ROWS // 2)
     which = case.one_of(["missing", "more", "order"], "what")

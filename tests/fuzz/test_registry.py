@@ -65,7 +65,6 @@ def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
 
 
 def put(document: Any, path: Place, value: Any) -> Any:
-    """The document with another value at a place; an Ellipsis removes what is there."""
     copy = json.loads(json.dumps(document))
     inner = copy
     for key in path[:-1]:

@@ -100,8 +100,6 @@ def batches(rank: int, num_batches: int = NUM_STEPS) -> Iterator[Requests]:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's losses, weights of the tables, and state of the dense layers."""
-
     losses: list[float]
     tables: dict[str, Tensor]
     dense: dict[str, Tensor]

@@ -63,7 +63,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_with_plugins_and_resumed_it_is_the_plain_run(folder: Path) -> None:
-    """Sequences, replicated, coalesced, tiered and cached tables against stock TorchRec."""
     plain = train(registry(folder), "baseline", {})
     path = registry(folder, checkpoint=f"{{path: {folder}/checkpoints, every: 2}}")
     train(path, "plugins", {"steps": 3})

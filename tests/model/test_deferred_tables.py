@@ -36,8 +36,6 @@ SHAPES = [(1, 4), (3, 5), (5, 4), (67, 3), (200, 8)]
 
 
 class Model(nn.Module):
-    """Tables of every shape and first values, between layers that draw too."""
-
     def __init__(self) -> None:
         super().__init__()
         self.below = nn.Linear(3, 3)
@@ -139,7 +137,6 @@ def test_an_init_fn_that_differs_when_it_is_called_again_is_refused() -> None:
 
 
 def test_another_thread_makes_whole_tables() -> None:
-    """While one defers them: what makes collections is of a thread."""
     made: list[EmbeddingBagCollection] = []
     with deferred_tables(), one_row_tables():
         thread = Thread(target=lambda: made.append(bags("f", name="t", rows=9)))

@@ -223,7 +223,6 @@ def batch(rows: int = 6) -> ModelInput:
 
 
 def put_weights(model: DLRM, theirs: nn.Module) -> None:
-    """TorchRec's names are other ones: theirs are the model's modules at other places."""
     places = {
         "bags.": "sparse_arch.embedding_bag_collection.",
         "top.dense_arch.": "dense_arch.",

@@ -154,7 +154,6 @@ def test_what_it_draws_is_alike_on_both_sides(folder: Path) -> None:
 
 
 def test_a_run_that_goes_on_has_what_each_rank_had_of_its_own(folder: Path, tmp_path: Path) -> None:
-    """Generators and buffers: on other ranks it has rank 0's buffers, which were evaluated."""
     table = ("sparse: [", f"test_path: {folder}/table\n    sparse: [")
     path = write(folder, NOISE, table, ("evaluate: false", "validation: {every: 3}"))
     whole = trained(path, steps=8)
@@ -205,7 +204,6 @@ def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -
 
 
 def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> None:
-    """One on every rank has the name in a checkpoint that it has in a model without ranks."""
     trained(write(folder), steps=2, checkpoint={"path": str(tmp_path), "every": 2})
     registry = load_registry(write(folder), plugins_dir=PLUGINS)
     model = unchecked_model(registry, tmp_path / "step-000000002")
@@ -229,7 +227,6 @@ def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
 
 
 def test_a_plan_counts_it(folder: Path) -> None:
-    """However large its tables are: on a copy with one row each."""
     path = write(folder, ("dim: 8", "dim: 8, rows: 400000000"), ("data_parallel", "row_wise"))
     recd("plan", path, "--topology", "zionex-a100-40g", "--json", folder / "plan.json")
     plan = json.loads((folder / "plan.json").read_text())

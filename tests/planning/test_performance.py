@@ -72,7 +72,6 @@ def test_a_table_that_fits_no_rank_is_split(make_registry, batch_size: int) -> N
 def enumerated(
     make_registry, rows: int, topology: Topology, device: str
 ) -> tuple[list[ShardingOption], SortedEnumerator]:
-    """Options for a pooled table of ``rows`` rows and the tables of sequences."""
     model = candidate(make_registry, "plugins", Model(rows))
     constraints = table_constraints(
         model.prepared, model.tables, profile=model.profile, device_type=device

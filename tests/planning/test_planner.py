@@ -88,7 +88,6 @@ def registry(
 
 
 def prepared(reg: RunConfig, model: nn.Module | None = None) -> Prepared:
-    """A model of which the registry has replaced nothing, and whose tables have no parts."""
     model = Model() if model is None else model
     return Prepared(reg, model, Placement(), {}, tuple(tables_of(model)))
 

@@ -184,7 +184,6 @@ class Fast(Cache):
 
 
 def kernels(made_by: str, *tables: str) -> dict[str, Any]:
-    """What a part has that makes kernels of tables, and no bags or sequences here."""
     names = {"made_by": made_by, "tables": tables, "compute_kernel": "fused"}
     of_tables: Any = type("Kernels", (LookupKernels,), {**names, "bags": None, "sequences": None})
     return {"kernels": classmethod(lambda cls, parts: of_tables())}

@@ -26,7 +26,6 @@ CONVERTERS = [
 
 
 def travels(registry: RunConfig, num_batches: int) -> dict[str, float]:
-    """Ids that the model is fed by feature, the mean over batches."""
     batch_size = registry.training.batch_size
     reader = registry.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
     found: dict[str, float] = {}

@@ -43,7 +43,6 @@ Rated = Generator[Sequence[Option], float | None, None]
 
 
 def numbered(num_tables: int, rows: int, dim: int) -> EmbeddingBagCollection:
-    """Tables without memory, each with one row more than the one before."""
     module = bags(*map(str, range(num_tables)), rows=rows, dim=dim)
     tables = module.embedding_bag_configs()
     for index, table in enumerate(tables):
@@ -63,7 +62,6 @@ def topology() -> Topology:
 
 @pytest.fixture
 def proposal(make_registry, topology: Topology) -> list[Option]:
-    """A table of each kind, whose last shards are smaller than the others."""
     module = numbered(len(KINDS), 10_001, 256)
     training = make_registry().training
     enumerator = SortedEnumerator(topology, {}, training)

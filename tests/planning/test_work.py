@@ -201,7 +201,6 @@ def test_ids_of_all_modules_come_at_once_to_overlapping_ranks_of_gloo() -> None:
 
 
 def test_embeddings_of_sequences_are_put_in_order() -> None:
-    """By ranks where they are looked up, and of row-wise tables by the batch where they arrive."""
     sent = 10 * 3 * 8 * 4  # bytes of the embeddings of a rank's batch
     in_order = [work.element_bytes for work in works(ROW_WISE, pooled=False)]
     assert in_order == 4 * [(4 + 6) * sent]

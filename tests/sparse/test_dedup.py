@@ -93,8 +93,6 @@ def test_neighbours_only_stores_a_row_that_recurs_once_more():
 
 
 class WithACallBetween(list):
-    """Groups of columns; before they are gone through there is a call of another thread."""
-
     def __init__(self, groups, call):
         super().__init__(groups)
         self.call = call
@@ -129,7 +127,6 @@ GROUPS = {
 
 @pytest.mark.parametrize("before", [[[1]] * 6, [[row] for row in range(6)]])
 def test_groups_that_are_copied_at_once_stand_next_to_others(before):
-    """Whether the batch before lets it expect few values, so that room runs out, or many."""
     deduplicate = Deduplicator()
     groups = list(GROUPS.values())
     for batch in ([[before]] * len(groups), groups, groups[::-1], groups):

@@ -20,7 +20,6 @@ def address(array: np.ndarray) -> int:
 
 @pytest.mark.parametrize("length", [1, 15, 63, 64, 65, 130, 200])
 def test_a_difference_is_found_wherever_it_is(length):
-    """In blocks, in the last block that overlaps them, and in rows too short for one."""
     row = np.arange(length, dtype=np.int32)
     for back_extra in (0, 7, 70):
         words = np.concatenate([row, np.full(back_extra, -1, np.int32), row])

@@ -56,7 +56,6 @@ def histories(draw, dtype=torch.int64) -> dict[str, list[list[int]]]:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.data())
 def test_a_row_stores_what_the_row_before_lacks(dtype, data):
-    """There and back, with the smallest shift, in rows found to differ from the one before."""
     rows = data.draw(histories(dtype))
     kjt = make_kjt(rows, dtype)
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=MAX_SHIFT)

@@ -100,7 +100,6 @@ SOUND = (*("dataset", "sharding", "fitted", "pooling", "target_pooling", "scaled
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory) -> str:
-    """What pytest says of all faulty plugins, run in one process."""
     folder = tmp_path_factory.mktemp("contracts")
     source = faulty_plugins.SOURCE
     for (kind, plugin), faults in FAULTS.items():

@@ -23,8 +23,6 @@ Batches = list[Rows]
 
 
 class Listed(Reader):
-    """Batches that are there already."""
-
     def __init__(self, batches: Batches) -> None:
         self._batches, self._next = batches, 0
 
@@ -45,8 +43,6 @@ class Listed(Reader):
 
 
 class Changed(DatasetWrapper):
-    """The batches as a function leaves them."""
-
     name = "test.changed"
     change: Callable[[Batches], Batches]
 
@@ -55,7 +51,6 @@ class Changed(DatasetWrapper):
 
 
 def in_place(batches: Batches) -> Batches:
-    """Of larger batches alone: the first row stands for the second, too."""
     return [
         Rows(rows.data.take(pa.array([0, 0, 2, 3])), twice(rows.origins[0]))
         if len(rows) > 1

@@ -35,7 +35,6 @@ _HERE = Path(__file__).parent
 
 
 def outcomes(checkout: Path, file: str, side: str, timeout: int) -> dict[str, str]:
-    """What came of each test of a file: passed, failed or skipped, by its name."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [

@@ -72,8 +72,6 @@ class Model(nn.Module):
 
 
 class Head(nn.Module):
-    """A leaf, as pipelines trace the model once and run it many times."""
-
     def __init__(self) -> None:
         super().__init__()
         self.top = nn.Linear(3 * DIM, 1)

@@ -171,7 +171,6 @@ def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
 def test_a_kill_between_two_names_leaves_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, kept: str
 ) -> None:
-    """The one that was to go has its name back as the next run starts, where no other has it."""
     checkpoint, partial = tmp_path / "step-000000001", tmp_path / ".step-000000001.0.partial"
     for folder, file in ((checkpoint, "before"), (partial, "after")):
         folder.mkdir()
@@ -247,7 +246,6 @@ def draws() -> list[Any]:
 
 
 def loaded(rank: int, world_size: int, folder: Path) -> tuple[list[Any], list[Any]]:
-    """A rank's own buffer and draws after a checkpoint, and after a new trainer has loaded it."""
     trainer, again = Trainer(world_size), Trainer(world_size)
     trainer.dmp.module.register_buffer("seen", torch.tensor(rank + 0.5))
     again.dmp.module.register_buffer("seen", torch.tensor(0.0))

@@ -316,7 +316,6 @@ def load_each(rank: int, world_size: int, folders: list[Path]) -> list[str]:
 
 
 def test_a_damaged_one_falls_back_to_the_one_before(saved: Path, tmp_path: Path) -> None:
-    """On all ranks, whichever of them it is that reads the damaged file."""
     one, none, gone = (
         Path(shutil.copytree(saved, tmp_path / name)) for name in ("one", "none", "gone")
     )

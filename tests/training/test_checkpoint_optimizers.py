@@ -150,7 +150,6 @@ def warmed_up(world_size: int, *, around_all: bool) -> Trainer:
 
 
 def warm_up(rank: int, world_size: int, folder: Path, around_all: bool) -> tuple[Any, Any]:
-    """What a step more makes of a trainer, and of one that goes on from its checkpoint."""
     first = warmed_up(world_size, around_all=around_all)
     for _ in range(3):
         first.step()
@@ -175,7 +174,6 @@ def test_a_warm_up_whose_steps_nobody_saves_is_refused(tmp_path: Path) -> None:
 
 
 def with_steps(sharding: str) -> DistributedModelParallel:
-    """A model whose table counts its steps as if it had Adam, which FBGEMM has for CUDA alone."""
     sharder: Any = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD})
     dmp = shard(Model(16), [sharder], sharding, CPU)
     for kernel in kernels_of(dmp):
@@ -193,7 +191,6 @@ def counts_of(dmp: DistributedModelParallel) -> list[Any]:
 
 
 def save_steps(rank: int, world_size: int, folder: Path) -> None:
-    """After 5 steps, each of which looked up the table twice, as CUDA kernels count it."""
     dmp = with_steps("row_wise")
     for count in counts_of(dmp):
         count.fill_(10)

@@ -81,7 +81,6 @@ def load(rank: int, world_size: int, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The states before and after each of the steps of two ranks, without deltas."""
     return run_on_ranks(train, 2, tmp_path_factory.mktemp("full"), STEPS, 1)[0]
 
 

@@ -268,7 +268,6 @@ def test_samples_of_all_ranks_count_and_faults_are_told(tmp_path: Path) -> None:
 
 
 def test_samples_that_tie_count_half() -> None:
-    """Whatever the order of rows, and where float32 has one probability for two logits."""
     torch.manual_seed(0)
     logits = torch.randn(500, dtype=torch.double)
     labels = (torch.rand(500) < torch.sigmoid(logits)).double()

@@ -150,7 +150,6 @@ def test_a_table_that_moved_and_one_of_as_many_rows(
 
 
 def test_ids_of_another_kind_make_another_model(folder: Path, tmp_path: Path) -> None:
-    """Where both are known; data that is not there, and older checkpoints, say none."""
     mine = {**identity(folder), "kinds": {"user": "text", "item": "numbers"}}
     (tmp_path / IDENTITY).write_text(identity_text(mine), encoding="utf-8")
     assert check_same_model(tmp_path, {**mine, "kinds": {}})
@@ -161,7 +160,6 @@ def test_ids_of_another_kind_make_another_model(folder: Path, tmp_path: Path) ->
 
 
 def test_fields_are_those_that_there_are(folder: Path) -> None:
-    """A field that is renamed would be refused from then on."""
     in_16_bits = ("learning_rate: 0.1", "learning_rate: 0.1, wire: fp16")  # else it is left out
     flat = json.loads(identity_text(identity(folder, in_16_bits)))
     for field in (*FREE, *ALLOWABLE):

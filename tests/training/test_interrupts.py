@@ -25,7 +25,6 @@ def steps_until_asked(rank: int, world_size: int) -> tuple[int, int]:
 
 
 def asked_at_its_end(rank: int, _world_size: int, command: int) -> int:
-    """The rank; one of them sends the process of the command a signal as it leaves."""
     if rank == 0:
         Finalize(None, os.kill, (command, signal.SIGTERM), exitpriority=10)
     return rank
@@ -66,7 +65,6 @@ def rank() -> Any:
 
 
 def run_ranks(rank: Any, signals: int, error: Exception) -> None:
-    """What ``launch`` does, with what ranks answer to signals of this process."""
     with passed_on([rank]):
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)

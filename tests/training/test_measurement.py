@@ -40,8 +40,6 @@ SLEEP = 0.3
 
 
 class Model(nn.Module):
-    """A bag of embeddings and a layer; it waits before both, where it is told to."""
-
     def __init__(self, sleep: float) -> None:
         super().__init__()
         self.sleep = sleep

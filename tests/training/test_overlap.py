@@ -26,7 +26,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 
 def events(rank: int, world_size: int) -> list[str]:
-    """What happens in four steps: passes, sums of dense gradients, lookups and optimizer steps."""
     dmp, optimizer = shard(world_size, None, DEVICE)
     happened = head_of(dmp).events
 
@@ -60,7 +59,6 @@ def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
 
 
 def load_after_a_pipeline(rank: int, world_size: int) -> None:
-    """Weights are loaded when who trained has let go of a pipeline that had batches left."""
     dmp, optimizer = shard(world_size, None, DEVICE)
     pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
     pipeline.progress(iter([batch_of(rank, step) for step in range(2)]))
@@ -70,7 +68,6 @@ def load_after_a_pipeline(rank: int, world_size: int) -> None:
 
 
 def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float], list[Tensor]]:
-    """Losses and weights of a trainer whose DistributedDataParallel has a hook of its own."""
     dmp, optimizer = shard(world_size, None, DEVICE)
     (wrapped,) = (each for each in dmp.children() if isinstance(each, DistributedDataParallel))
     wrapped.register_comm_hook(None, fp16_compress_hook)

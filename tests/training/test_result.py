@@ -133,7 +133,6 @@ def test_the_first_is_the_yardstick() -> None:
 def stalls(
     *waited: float, training: float = 1.0, making: float = 0.0, arrival: float = 0.0
 ) -> Stalls:
-    """A trainer that trains ``training`` seconds a step and waits so many, by cause."""
     seconds = dict(zip(STALL_CAUSES, waited, strict=True))
     return Stalls(
         steps=10,

@@ -138,7 +138,6 @@ def plan(differs: bool) -> None:
 
 
 def loader(differs: bool) -> None:
-    """One rank's batches go through ``dedup``, and not the other's."""
     dmp, batch = sharded(Model(), "row_wise"), {"bags": features(["b0", "b1"])}
     if differs:
         batch = recd_plugins.wrap(Model()).dedup.batch(batch)
@@ -221,7 +220,6 @@ def register_plugins():
 
 
 def constrains(_: bool, path: Any) -> None:
-    """`recd run` with an entry whose plugin decides by its rank."""
     registry = load_registry(path.with_name("constrains.yaml"), plugins_dir=path.parent / "plugins")
     build_sharded_model(registry, "plugins", CPU)
 

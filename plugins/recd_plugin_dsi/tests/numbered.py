@@ -67,8 +67,6 @@ class Numbered(Dataset):
 
 
 class Unskippable(Reader):
-    """Knows no blocks of its own."""
-
     def __init__(self, reader):
         self._reader = reader
 

@@ -87,7 +87,6 @@ def test_ray_is_missing(monkeypatch):
 
 
 def test_blocks_wait_until_those_before_are_taken():
-    """A connection alone would take a hundred of them, of any size."""
     theirs, ours = Pipe()
     sender, sent = Sender(ours), []
 

@@ -31,7 +31,6 @@ def readers_of_ray():
 
 
 def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
-    """Two ranks, two readers each; the reader that has worked most is killed, three times."""
     ray = options(ray_address, readers=2, memory="1MB", deaths=6)
     seen: dict[int, list[int]] = {0: [], 1: []}
     # The ranks wait for readers, however slow the machine is: those that are killed are at work.
@@ -82,7 +81,6 @@ def test_goes_on_elsewhere(ray_address, tmp_path):
 
 
 def test_a_reader_without_blocks_of_its_own(ray_address, tmp_path):
-    """Every reader reads all and makes its share; one that dies makes its share anew."""
     ray = options(ray_address, readers=2)
     unskippable = registry(ray, in_blocks=False, deadly=500, only_once=tmp_path / "died")
     with build_dataloader(unskippable, 0, 1) as loader:
@@ -107,7 +105,6 @@ def test_more_readers_than_the_cluster_has_cores(ray_address):
 
 
 def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
-    """The next one has its own batches; it can be closed at any time, also after the feed."""
     expected = numbers(build_dataloader(registry(None), 0, 1))
     with build_dataloader(registry(options(ray_address, readers=1)), 0, 1) as loader:
         start = loader.state_dict()

@@ -68,7 +68,6 @@ def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result]:
 
 
 def losses_of_one_model(path: Path) -> list[float]:
-    """What a plain loop over the batches of both ranks gives, with no rank at all."""
     registry = load_registry(path)
     registry.dataset.prepare()
     torch.manual_seed(registry.training.seed)
@@ -109,7 +108,6 @@ def test_losses_are_those_without_shards_and_without_deduplication(
 
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
-    """With negatives, dropout and drawn candidates, in the second epoch, and by workers."""
     path = write_registry(tmp_path, SASREC, loss="sampled_softmax", dropout=0.3, most_candidates=6)
     (tmp_path / "checkpoints").mkdir()
     checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 1}
@@ -124,7 +122,6 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_checkpoint_of_before_replicated_tables_were_named_as_others(tmp_path):
-    """Then they were in a module of another name, and nothing else of the file was otherwise."""
     path = write_registry(tmp_path, TWO_TOWER)
     with path.open("a", encoding="utf-8") as stream:
         stream.write("sharding: [{use: torchrec.data_parallel, tables: [t_colour]}]\n")

@@ -186,7 +186,6 @@ def coded(column: pa.Array) -> pa.Array:
 
 
 def stored(rows: Rows, *names: str) -> Rows:
-    """The same rows with the columns ``names``, or all lists without nulls inside, in list_dict."""
     fields, columns = [], []
     for field, column in zip(rows.data.schema, rows.data.columns, strict=True):
         wanted = field.name in names if names else field.type == IDS
@@ -236,7 +235,6 @@ def test_lists_that_storage_has_once_are_stored_partially_too(features: list[str
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """2000 rows as lists and as list_dict, in row groups of whole sessions."""
     folder = tmp_path_factory.mktemp("layouts")
     write_table(folder / "list", TableOptions(rows=2000, seed=3))
     convert(folder / "list", folder / "list_dict", "list_dict", row_group_rows=1000)

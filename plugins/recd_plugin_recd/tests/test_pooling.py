@@ -166,7 +166,6 @@ def test_target_attention_stores_no_value_per_candidate_and_position() -> None:
 def check_targets(
     module: Any, pool: Callable[[Any, Tensor, Tensor], Tensor], shared: str, device: str
 ) -> None:
-    """Values and gradients equal those of each target with its history on its own."""
     random_(module)
     module.to(device)
     for lengths in LENGTHS[:3] + LENGTHS[4:]:
@@ -206,7 +205,6 @@ def random_(module: nn.Module) -> None:
 
 
 def check(module: nn.Module, pool_row: Callable[[Tensor], Tensor], device: str) -> None:
-    """Values and gradients equal those of each row on its own, zeros for empty rows."""
     module.to(device)
     for lengths in LENGTHS:
         torch.manual_seed(1)

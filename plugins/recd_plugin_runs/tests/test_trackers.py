@@ -54,7 +54,6 @@ def train(tracker: Tracker, steps: Sequence[int], rank: int = 0) -> None:
 
 
 def resumed(name: str, folder: Path, saved_at: int = 5, killed_at: int = 6) -> Tracker:
-    """One that was killed after steps that no checkpoint has, and has gone on to the end."""
     first = made(name, folder)
     first.on_start(start())
     train(first, range(1, saved_at + 1))

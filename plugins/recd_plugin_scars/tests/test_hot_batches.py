@@ -31,8 +31,6 @@ ROWS, IDS = 251, 40
 
 
 class Known(Lookups):
-    """Lookups without preprocessing, of tables and caches that a test gives."""
-
     def __init__(
         self, tables: Sequence[Table] = (), caches: Mapping[str, TableCache] | None = None
     ) -> None:

@@ -149,7 +149,6 @@ def test_positions_and_numbers_of_hot_batches_are_alike_on_ranks(shape: dict[str
 def test_other_numbers_of_ranks_go_on(
     shape: dict[str, int], changes: list[tuple[int, int]]
 ) -> None:
-    """Some steps at one number of ranks, some at another: no row twice, few left out."""
     taken: list[int] = []
     at, left_out = None, 0
     size, total = shape["batch_size"], shape["num_rows"]

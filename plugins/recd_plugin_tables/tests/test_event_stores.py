@@ -57,7 +57,6 @@ def store(folder, given: dict[str, list] | None = None, **changes: Any):
 
 
 def expected(events: dict[str, list], rows: dict[str, list], last: int, item: str) -> list[list]:
-    """Histories by comparing each row with each event."""
     found = []
     for user, ts in zip(rows["user"], rows["ts"], strict=True):
         before = [

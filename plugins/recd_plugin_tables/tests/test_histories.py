@@ -23,7 +23,6 @@ def log(rows: int = 400) -> dict[str, list]:
 
 
 def expected(given: dict[str, list], last: int, ties: str) -> list[list[int]]:
-    """Histories by comparing all pairs of rows."""
     found = []
     for row, (user, when) in enumerate(zip(given["user"], given["when"], strict=True)):
         before = [

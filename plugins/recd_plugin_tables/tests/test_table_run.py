@@ -64,7 +64,6 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path, old: str, new: str, sai
 
 
 def write_requests(path: Path) -> None:
-    """40 readers with 3 requests each, of 5 candidates."""
     rng = np.random.default_rng(0)
     with path.open("w") as lines:
         for number in range(120):

@@ -43,7 +43,6 @@ def goes_on_until_all_are_done(rank: int, world_size: int) -> int:
 
 
 def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec | None], int]:
-    """What runs plan for: one anew, one that goes on, and those that measure nothing."""
     measurements = [0]
 
     def counted(*_: object) -> MeasuredCluster:

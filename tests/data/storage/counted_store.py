@@ -21,8 +21,6 @@ _REQUESTS = "/-/requests"
 
 @dataclass(frozen=True)
 class Request:
-    """Bytes ``start`` to ``stop`` of a file."""
-
     path: str
     start: int
     stop: int
@@ -75,8 +73,6 @@ def counted_store(latency: float = 0) -> Iterator[Store]:
 
 
 class _Counted:
-    """The WSGI application around another."""
-
     def __init__(self, inner: Callable[..., Iterable[bytes]], latency: float) -> None:
         self._inner = inner
         self._latency = latency

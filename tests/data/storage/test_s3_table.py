@@ -83,7 +83,6 @@ def test_a_filter_rules_out_files_and_row_groups(store, folder):
 
 @pytest.mark.parametrize("batches_before", [0, 1])
 def test_an_object_of_equal_size_is_noticed(store, tmp_path, batches_before):
-    """Before it is read or after some of it was: then at its end."""
     options = {"compression": "none", "use_dictionary": False, "row_group_size": 20}
     path = tmp_path / "part.parquet"
     pq.write_table(table(range(300, 340)), path, write_statistics=False, **options)

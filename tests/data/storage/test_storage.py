@@ -26,7 +26,6 @@ def at(endpoint: str, **options: Any) -> Storage:
 
 @pytest.fixture
 def signed() -> list[bool]:
-    """Whether each request that was refused came with credentials."""
     return []
 
 

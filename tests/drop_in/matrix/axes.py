@@ -40,7 +40,6 @@ class TableOptimizer:
     unlike: TableOptimizer | None = None
 
     def bring(self, model: nn.Module) -> None:
-        """Attach the optimizer to the tables, as a user does before sharding."""
         if self.in_backward is None:
             return
         from torch.distributed.optim import _apply_optimizer_in_backward

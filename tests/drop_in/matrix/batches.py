@@ -80,7 +80,6 @@ def plain(found: Rows, *, weighted: bool = False, keys: list[str] | None = None)
 
 
 def _unique(found: Rows, *, weighted: bool = False) -> Any:
-    """A batch that the user has deduplicated."""
     every, strides, inverse = [], [], []
     for key in FEATURES:
         rows = [(tuple(ids), tuple(weights)) for ids, weights in found[key]]

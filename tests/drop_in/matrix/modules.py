@@ -77,8 +77,6 @@ class Two(nn.Module):
 
 
 class Indexed(nn.Module):
-    """A model that uses ids and vectors of an EmbeddingCollection."""
-
     def __init__(self) -> None:
         super().__init__()
         self.sequences = EmbeddingCollection(tables=table_configs(), need_indices=True)

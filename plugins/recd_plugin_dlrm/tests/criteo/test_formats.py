@@ -36,7 +36,6 @@ def test_formats_give_equal_batches(write_days, kaggle, categorical):
 
 
 def test_rows_are_what_was_written(tmp_path):
-    """Without the code that writes samples: two lines by hand."""
     ids = [f"{number:08x}" for number in range(2**32 - 26, 2**32)]
     first = ["1", "3", "-2", "", "0", *["7"] * 9, *ids]
     second = ["0", *[""] * 13, *[""] * 25, "FfFf"]

@@ -193,7 +193,6 @@ def stop_in_between(
 def test_saving_and_loading_do_not_disturb(
     optimizer: Optimizer, layout: Layout, pipelined: bool
 ) -> None:
-    """Bit for bit, with rows that move in many pieces."""
     for differences in run(layout, stop_in_between, optimizer, pipelined):
         assert set(differences) == {0.0}
 

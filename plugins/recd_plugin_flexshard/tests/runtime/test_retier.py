@@ -40,7 +40,6 @@ class Drifted:
 def drift(
     rank: int, world_size: int, optimizer: Optimizer, pipelined: bool, evaluate: bool, save: bool
 ) -> Drifted:
-    """With ``save``, read the state after every second step; with ``evaluate``, do after six."""
     moving, plain = (
         Job(optimizer, tiers, retier_every=EVERY if tiers else None) for tiers in (MINE, None)
     )

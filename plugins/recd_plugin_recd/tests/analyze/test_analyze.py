@@ -45,7 +45,6 @@ def write(path: Path, sessions, group_rows: int = 50, **lists: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory) -> Path:
-    """The same PAPERCAL rows, clustered and interleaved."""
     folder = tmp_path_factory.mktemp("papercal")
     for layout in ("clustered", "interleaved"):
         options = TableOptions(rows=ROWS, layout=layout, files=2, row_group_rows=1024)
@@ -82,7 +81,6 @@ def test_a_clustered_table_has_the_duplication_of_the_paper(clustered):
 
 
 def test_an_interleaved_table_is_told_what_clustering_gives(interleaved, clustered):
-    """All of it is sampled here: the very rows of the clustered table."""
     assert interleaved.sample.rows == ROWS
     assert interleaved.sessions.torn > 0.5
     assert interleaved.samples_per_batch_session < 8

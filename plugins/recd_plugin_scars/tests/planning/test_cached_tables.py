@@ -112,7 +112,6 @@ def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> 
 
 
 def fast_bytes(ready: Prepared, rows: int, dim: int, share: float) -> int:
-    """Of a shard: cached rows, cold rows of two batches, and the row map."""
     statistics = part_of(ready)._plan.statistics("a")
     cold = statistics.expected_lookups * statistics.expected_miss_rate(share) * rows / ROWS
     slots = min(rows, round(share * rows) + round(2 * cold))

@@ -96,8 +96,6 @@ class Run:
 
 
 class Trainer:
-    """A sharded model, with the caches of a case, or plain without one."""
-
     def __init__(
         self, training: Training, case: Case | None, folder: Path, *, with_weights: bool = True
     ) -> None:

@@ -88,7 +88,6 @@ def test_checkpoints_on_another_number_of_ranks(
 
 
 def round_trip(rank: int, world_size: int, case: Case) -> list[list[Run]]:
-    """Stock to cached to stock by state dicts, each followed by steps of giver and taker."""
     with tempfile.TemporaryDirectory() as folder:
         trainers = [Trainer(case.training, own, Path(folder)) for own in (None, case, None)]
         for step, trainer in enumerate(trainers):
@@ -120,7 +119,6 @@ def fill_in_place(trainer: Trainer) -> Run:
 
 
 def keep_a_state_dict(trainer: Trainer) -> Run:
-    """One that was taken before training is read, pickled and filled later on."""
     held = trainer.state_dict()
     trainer.start()
     losses = trainer.steps()
