@@ -1,15 +1,16 @@
-"""Columns of a stream, as the option ``columns`` describes them."""
+"""Columns of a stream, and options of columns and windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from recd_plugins.api import DataError, FeatureSchema, Rows, parquet, readers
+from recd_plugins.api import DataError, FeatureSchema, PluginOptions, Rows, parquet, readers
 
 Role = Literal["id", "ids", "number", "label", "key", "text"]
 
@@ -21,6 +22,41 @@ _TYPES: Mapping[Role, pa.DataType] = {
     "key": pa.int64(),
     "text": pa.string(),
 }
+
+
+class StreamOptions(PluginOptions):
+    """Options of columns and windows."""
+
+    columns: dict[str, Role] = Field(
+        min_length=2,
+        description="Columns and their roles. id, ids: feature with one integer or a list. number: "
+        "dense feature. label: 0 or 1. key, text: integer or text for group_by only.",
+    )
+    group_by: str | None = Field(
+        default=None,
+        description="Column of the session or request. Rows with equal values follow each other.",
+    )
+    window_rows: PositiveInt = Field(
+        default=8192, description="For group_by: most rows in a window of a rank."
+    )
+    window_seconds: PositiveFloat = Field(
+        default=5.0, description="For group_by: longest duration of a window."
+    )
+
+    @model_validator(mode="after")
+    def _names_columns(self) -> Self:
+        roles = list(self.columns.values())
+        if roles.count("label") != 1:
+            raise ValueError(
+                f"{roles.count('label')} columns have the role label. Give it to one column"
+            )
+        grouping = self.columns.get(self.group_by or "")
+        if self.group_by is not None and grouping not in ("id", "key", "text"):
+            raise ValueError(
+                f"group_by: {self.group_by!r} is no column with the role id, key or text. Add it "
+                "to columns with the role key (integers) or text"
+            )
+        return self
 
 
 class Columns:

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, PositiveFloat
 
-from recd_plugin_streaming.columns import Columns
-from recd_plugin_streaming.options import Stream, StreamOptions, say
+from recd_plugin_streaming.columns import Columns, StreamOptions
+from recd_plugin_streaming.options import Stream, say
 from recd_plugin_streaming.ranges import Left, Positions, Ranges, cut, joined, size
 from recd_plugin_streaming.source import Chunk, Source
 from recd_plugins.api import DataError, Storage, object_stores, parquet, readers
@@ -21,33 +21,30 @@ from recd_plugins.api import DataError, Storage, object_stores, parquet, readers
 _TICK = 0.2
 
 
-class FilesOptions(StreamOptions):
-    """Options of ``streaming.files``."""
-
-    path: Path | object_stores.Url = Field(
-        description="Folder or URL of a folder with files *.parquet at any depth."
-    )
-    storage: Storage = Field(default=Storage(), description="Options for reading from a URL.")
-    order: Literal["name", "modified"] = Field(
-        default="name", description="Order of new files: by name, or by modification time."
-    )
-    poll_seconds: PositiveFloat = Field(
-        default=5.0, description="Seconds between two listings of the folder."
-    )
-    end: Literal["never", "latest"] = Field(
-        default="never",
-        description="never: train until a signal. latest: train the files that exist at the start.",
-    )
-
-
 class Files(Stream):
     """Trains each row of the Parquet files in a growing folder once."""
 
     name = "streaming.files"
     free_options = frozenset({"path", "storage", "poll_seconds", "end"})
 
-    class Options(FilesOptions):
+    class Options(StreamOptions):
         """Options of the folder, its columns and windows."""
+
+        path: Path | object_stores.Url = Field(
+            description="Folder or URL of a folder with files *.parquet at any depth."
+        )
+        storage: Storage = Field(default=Storage(), description="Options for reading from a URL.")
+        order: Literal["name", "modified"] = Field(
+            default="name", description="Order of new files: by name, or by modification time."
+        )
+        poll_seconds: PositiveFloat = Field(
+            default=5.0, description="Seconds between two listings of the folder."
+        )
+        end: Literal["never", "latest"] = Field(
+            default="never",
+            description="never: train until a signal. latest: train the files that exist at the "
+            "start.",
+        )
 
     options: Options
 
@@ -68,7 +65,9 @@ class FilesSource(Source):
     Names of files are paths relative to the folder.
     """
 
-    def __init__(self, options: FilesOptions, columns: Columns, rank: int, world_size: int) -> None:
+    def __init__(
+        self, options: Files.Options, columns: Columns, rank: int, world_size: int
+    ) -> None:
         super().__init__(rank, world_size)
         self._options, self._columns = options, columns
         self._root = object_stores.Location(options.path, options.storage)

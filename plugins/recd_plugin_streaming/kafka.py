@@ -11,72 +11,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import AwareDatetime, Field, NonNegativeInt, model_validator
 
-from recd_plugin_streaming.columns import Columns
+from recd_plugin_streaming.columns import Columns, StreamOptions
 from recd_plugin_streaming.dead_letters import DeadLetters
 from recd_plugin_streaming.decode import Parse, avro_parser, decode, parse_arrow, parse_json
-from recd_plugin_streaming.options import Stream, StreamOptions, say
+from recd_plugin_streaming.options import Stream, say
 from recd_plugin_streaming.ranges import Left, Positions, Ranges, contains, cut, joined, size
 from recd_plugin_streaming.source import Chunk, Source
 from recd_plugin_streaming.topic import Topic
 from recd_plugins.api import DataError
-
-
-class KafkaOptions(StreamOptions):
-    """Options of ``streaming.kafka``."""
-
-    servers: str = Field(description="Bootstrap servers, HOST:PORT,...")
-    topic: str = Field(description="Name of the topic.")
-    start: Literal["earliest", "latest"] | AwareDatetime = Field(
-        default="earliest",
-        description="Where a new run starts: earliest, latest, or a time such as "
-        "2026-01-31T12:00:00Z.",
-    )
-    end: Literal["never", "latest"] = Field(
-        default="never",
-        description="never: train until a signal. latest: train the messages that exist at the "
-        "start.",
-    )
-    format: Literal["json", "arrow", "avro"] = Field(
-        default="json",
-        description="json: one object. arrow: an IPC stream with one row, as from recd logs "
-        "produce. avro: one record.",
-    )
-    avro_schema: Path | None = Field(
-        default=None, description="For avro: file with the schema, *.avsc."
-    )
-    avro_schema_id: int | None = Field(
-        default=None,
-        description="For avro from a schema registry: id of the schema. Messages with other ids "
-        "are bad.",
-    )
-    max_bad_messages: NonNegativeInt = Field(
-        default=100,
-        description="Most bad messages of a rank. One more ends the run.",
-    )
-    dead_letters: Path | None = Field(
-        default=None,
-        description="Folder for bad messages and the reasons, in TOPIC.PARTITION.jsonl.",
-    )
-    lost: Literal["refuse", "skip"] = Field(
-        default="refuse",
-        description="If messages were deleted before they were trained. refuse: end with an error. "
-        "skip: continue at the oldest message.",
-    )
-    config: dict[str, str] = Field(
-        default={}, description="More options of librdkafka, such as security.protocol."
-    )
-
-    @model_validator(mode="after")
-    def _has_a_schema(self) -> Self:
-        if (self.format == "avro") != (self.avro_schema is not None):
-            raise ValueError("format: avro needs avro_schema, and no other format does. Set both")
-        return self
-
-    def parser(self) -> Parse:
-        """Return the function that parses messages."""
-        if self.avro_schema is not None:
-            return avro_parser(self.avro_schema, self.avro_schema_id)
-        return parse_json if self.format == "json" else parse_arrow
 
 
 class Kafka(Stream):
@@ -88,8 +30,64 @@ class Kafka(Stream):
         | {"format", "avro_schema", "avro_schema_id"}
     )
 
-    class Options(KafkaOptions):
+    class Options(StreamOptions):
         """Options of the topic, its messages and windows."""
+
+        servers: str = Field(description="Bootstrap servers, HOST:PORT,...")
+        topic: str = Field(description="Name of the topic.")
+        start: Literal["earliest", "latest"] | AwareDatetime = Field(
+            default="earliest",
+            description="Where a new run starts: earliest, latest, or a time such as "
+            "2026-01-31T12:00:00Z.",
+        )
+        end: Literal["never", "latest"] = Field(
+            default="never",
+            description="never: train until a signal. latest: train the messages that exist at the "
+            "start.",
+        )
+        format: Literal["json", "arrow", "avro"] = Field(
+            default="json",
+            description="json: one object. arrow: an IPC stream with one row, as from recd logs "
+            "produce. avro: one record.",
+        )
+        avro_schema: Path | None = Field(
+            default=None, description="For avro: file with the schema, *.avsc."
+        )
+        avro_schema_id: int | None = Field(
+            default=None,
+            description="For avro from a schema registry: id of the schema. Messages with other "
+            "ids are bad.",
+        )
+        max_bad_messages: NonNegativeInt = Field(
+            default=100,
+            description="Most bad messages of a rank. One more ends the run.",
+        )
+        dead_letters: Path | None = Field(
+            default=None,
+            description="Folder for bad messages and the reasons, in TOPIC.PARTITION.jsonl.",
+        )
+        lost: Literal["refuse", "skip"] = Field(
+            default="refuse",
+            description="If messages were deleted before they were trained. refuse: end with an "
+            "error. skip: continue at the oldest message.",
+        )
+        config: dict[str, str] = Field(
+            default={}, description="More options of librdkafka, such as security.protocol."
+        )
+
+        @model_validator(mode="after")
+        def _has_a_schema(self) -> Self:
+            if (self.format == "avro") != (self.avro_schema is not None):
+                raise ValueError(
+                    "format: avro needs avro_schema, and no other format does. Set both"
+                )
+            return self
+
+        def parser(self) -> Parse:
+            """Return the function that parses messages."""
+            if self.avro_schema is not None:
+                return avro_parser(self.avro_schema, self.avro_schema_id)
+            return parse_json if self.format == "json" else parse_arrow
 
     options: Options
 
@@ -119,7 +117,7 @@ class KafkaSource(Source):
 
     def __init__(
         self,
-        options: KafkaOptions,
+        options: Kafka.Options,
         columns: Columns,
         dead: DeadLetters | None,
         rank: int,

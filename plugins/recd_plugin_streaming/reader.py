@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from recd_plugin_streaming.columns import StreamOptions
 from recd_plugin_streaming.ranges import Left
 from recd_plugin_streaming.source import Source
-from recd_plugin_streaming.windows import Grouping, Window, windows
+from recd_plugin_streaming.windows import Window, windows
 from recd_plugins.api import DataError, Origin, Rows, StreamReader, row_tables
 
 _VERSION = 1
@@ -31,12 +32,12 @@ class WindowReader(StreamReader):
 
     Args:
         source: this rank's share of the stream.
-        grouping: options of windows; None trains rows in the order of the source.
+        options: options of windows.
         batch_size: rows per batch.
     """
 
-    def __init__(self, source: Source, grouping: Grouping | None, batch_size: int) -> None:
-        self._source, self._grouping, self._batch_size = source, grouping, batch_size
+    def __init__(self, source: Source, options: StreamOptions, batch_size: int) -> None:
+        self._source, self._options, self._batch_size = source, options, batch_size
         self._loaded: dict[str, Any] | None = None
         self._left: dict[str, Left] = {}
         self._done: dict[str, None] = {}  # an ordered set
@@ -117,7 +118,7 @@ class WindowReader(StreamReader):
             start = self._source.start(self._start())
             self._put(start)
             chunks = takewhile(lambda _: not self._stopped.is_set(), self._source.chunks())
-            for window in windows(chunks, start, self._grouping):
+            for window in windows(chunks, start, self._options):
                 self._put(window)
             self._put(None)
         except BaseException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Never
 
@@ -31,6 +30,7 @@ class ScoredTable(Dataset):
     def __init__(self, columns: Columns, location: str) -> None:
         super().__init__(PluginOptions())
         self._columns, self._location = columns, location
+        self._table = parquet.ParquetTable(location if "://" in location else Path(location))
 
     def prepare(self) -> None:
         names = self._table.schema.names
@@ -66,8 +66,3 @@ class ScoredTable(Dataset):
             columns = {name: rows.data.column(name) for name in names}
             columns[features.label] = rows.data.column(features.label).fill_null(0)
             yield Rows(pa.RecordBatch.from_pydict(columns), rows.origins)
-
-    @cached_property
-    def _table(self) -> parquet.ParquetTable:
-        path = self._location
-        return parquet.ParquetTable(path if "://" in path else Path(path))

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recd_plugin_streaming.columns import StreamOptions
 from recd_plugin_streaming.ranges import Left, Ranges, joined, runs
 from recd_plugin_streaming.source import Chunk
 
@@ -49,17 +50,8 @@ class Window:
         return Left(runs(np.sort(offsets)), self.after[partition])
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Options of windows. ``seconds`` is the longest time from the first row to the last row."""
-
-    column: str
-    rows: int
-    seconds: float
-
-
 def windows(
-    chunks: Iterator[Chunk | None], start: Mapping[str, Left], grouping: Grouping | None
+    chunks: Iterator[Chunk | None], start: Mapping[str, Left], options: StreamOptions
 ) -> Iterator[Window]:
     """Yield the windows of a source's chunks.
 
@@ -67,9 +59,9 @@ def windows(
     """
     restored, held = _restored(chunks, start)
     if restored:
-        yield _window(restored, grouping)
+        yield _window(restored, options.group_by)
     following = chain(held, chunks)
-    if grouping is None:
+    if options.group_by is None:
         yield from (_window([chunk], None) for chunk in following if chunk is not None)
         return
     waiting: list[Chunk] = []
@@ -78,17 +70,17 @@ def windows(
         rest = chunk
         while rest is not None:
             opened = opened if waiting else time.monotonic()
-            first, rest = _cut(rest, grouping.rows - num_rows)
+            first, rest = _cut(rest, options.window_rows - num_rows)
             waiting.append(first)
             num_rows += len(first.offsets)
-            if num_rows == grouping.rows:
-                yield _window(waiting, grouping)
+            if num_rows == options.window_rows:
+                yield _window(waiting, options.group_by)
                 waiting, num_rows = [], 0
-        if waiting and time.monotonic() - opened >= grouping.seconds:
-            yield _window(waiting, grouping)
+        if waiting and time.monotonic() - opened >= options.window_seconds:
+            yield _window(waiting, options.group_by)
             waiting, num_rows = [], 0
     if waiting:
-        yield _window(waiting, grouping)
+        yield _window(waiting, options.group_by)
 
 
 def _restored(
@@ -126,13 +118,13 @@ def _cut(chunk: Chunk, num_rows: int) -> tuple[Chunk, Chunk | None]:
     return first, replace(chunk, rows=chunk.rows[num_rows:], offsets=chunk.offsets[num_rows:])
 
 
-def _window(chunks: Sequence[Chunk], grouping: Grouping | None) -> Window:
+def _window(chunks: Sequence[Chunk], group_by: str | None) -> Window:
     partitions = np.concatenate([np.full(len(each.offsets), each.partition) for each in chunks])
     offsets = np.concatenate([chunk.offsets for chunk in chunks])
     rows = pa.concat_batches([chunk.rows for chunk in chunks])
     order = np.lexsort((offsets, partitions))
-    if grouping is not None and len(order):
-        groups = rows.column(grouping.column).dictionary_encode().indices.to_numpy()[order]
+    if group_by is not None and len(order):
+        groups = rows.column(group_by).dictionary_encode().indices.to_numpy()[order]
         last = np.zeros(groups.max() + 1, np.int64)
         last[groups] = np.arange(len(groups))  # the last assignment of each group stays
         order = order[np.argsort(last[groups], kind="stable")]
