@@ -27,60 +27,58 @@ if TYPE_CHECKING:
     from recd_plugin_dynamic.table import DynamicTable
 
 
-class DynamicOptions(PluginOptions):
-    """Options of ``dynamic.table``."""
-
-    buckets: int = Field(
-        default=64,
-        ge=1,
-        description="Number of buckets that ids are spread over, each with an equal number of "
-        "rows. A multiple of the number of ranks.",
-    )
-    eviction: str = Field(
-        default="lru",
-        description="Which ids a full bucket evicts: lru (earliest last batch), lfu (fewest "
-        "batches), ttl (none for more than 'steps' steps, also if the bucket is not full), none "
-        "(an error), or MODULE:CLASS, an EvictionPolicy of your own.",
-    )
-    half_life: float | None = Field(
-        default=None,
-        gt=0,
-        description="With eviction: lfu, number of steps after which a batch counts half; null for "
-        "no decay.",
-    )
-    steps: int | None = Field(
-        default=None,
-        ge=1,
-        description="With eviction: ttl, ids without a batch for this many steps are evicted.",
-    )
-    min_count: int = Field(
-        default=1,
-        ge=1,
-        description="An id gets a row in this batch of its batches; 1 is the first.",
-    )
-    coalesce: bool = Field(
-        default=False, description="Send each distinct id only once per batch and rank."
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.half_life is not None and self.eviction != "lfu":
-            raise ValueError("option 'half_life' needs eviction: lfu")
-        if (self.steps is not None) != (self.eviction == "ttl"):
-            raise ValueError("eviction: ttl needs option 'steps', and other evictions reject it")
-        return self
-
-
 class DynamicSharding(Sharding):
     """Tables that map raw 64-bit ids to rows, insert new ids and evict old ones."""
 
     name = "dynamic.table"
     maps_ids = True
 
-    class Options(DynamicOptions):
+    class Options(PluginOptions):
         """Buckets, eviction and admission of ids."""
 
-    options: DynamicOptions
+        buckets: int = Field(
+            default=64,
+            ge=1,
+            description="Number of buckets that ids are spread over, each with an equal number of "
+            "rows. A multiple of the number of ranks.",
+        )
+        eviction: str = Field(
+            default="lru",
+            description="Which ids a full bucket evicts: lru (earliest last batch), lfu (fewest "
+            "batches), ttl (none for more than 'steps' steps, also if the bucket is not full), "
+            "none (an error), or MODULE:CLASS, an EvictionPolicy of your own.",
+        )
+        half_life: float | None = Field(
+            default=None,
+            gt=0,
+            description="With eviction: lfu, number of steps after which a batch counts half; null "
+            "for no decay.",
+        )
+        steps: int | None = Field(
+            default=None,
+            ge=1,
+            description="With eviction: ttl, ids without a batch for this many steps are evicted.",
+        )
+        min_count: int = Field(
+            default=1,
+            ge=1,
+            description="An id gets a row in this batch of its batches; 1 is the first.",
+        )
+        coalesce: bool = Field(
+            default=False, description="Send each distinct id only once per batch and rank."
+        )
+
+        @model_validator(mode="after")
+        def _fits(self) -> Self:
+            if self.half_life is not None and self.eviction != "lfu":
+                raise ValueError("option 'half_life' needs eviction: lfu")
+            if (self.steps is not None) != (self.eviction == "ttl"):
+                raise ValueError(
+                    "eviction: ttl needs option 'steps', and other evictions reject it"
+                )
+            return self
+
+    options: Options
 
     @property
     def coalesces(self) -> bool:

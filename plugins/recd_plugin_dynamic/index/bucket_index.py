@@ -51,8 +51,6 @@ class IdIndex:
         rows_per_bucket: capacity of each bucket. Choose at least 100, since buckets
             differ in their numbers of ids.
         policy: selects the ids that a full bucket evicts.
-        keep_steps: number of latest steps, including the current one, whose ids are not evicted.
-            Use 1 plus the number of batches that a pipeline looks up ahead.
         skip_if_full: whether new ids get row -1 if their bucket is full, instead of an error.
         min_count: number of occurrences that an id needs to get a row, including those in the
             current batch. Ids without a row get row -1.
@@ -69,7 +67,6 @@ class IdIndex:
         rows_per_bucket: int,
         policy: EvictionPolicy,
         *,
-        keep_steps: int = 1,
         skip_if_full: bool = False,
         min_count: int = 1,
         candidates_per_bucket: int | None = None,
@@ -78,8 +75,8 @@ class IdIndex:
         self.first_bucket, self.last_bucket = first_bucket, last_bucket
         self.num_buckets, self.rows_per_bucket = num_buckets, rows_per_bucket
         self.policy = policy
-        self._keep_steps, self._skip_if_full = keep_steps, skip_if_full
-        self._min_count, self._reserved_rows = min_count, reserved_rows
+        self._skip_if_full, self._min_count = skip_if_full, min_count
+        self._reserved_rows = reserved_rows
         self._candidates: IdIndex | None = None
         if min_count > 1:
             self._candidates = IdIndex(
@@ -260,7 +257,7 @@ class IdIndex:
             return np.empty(0, np.int64)
         arrays = {name: array[bucket] for name, array in self._arrays.items()}
         ids = self._ids[bucket]
-        rows = np.flatnonzero((ids >= 0) & (arrays["last_step"] <= step - self._keep_steps))
+        rows = np.flatnonzero((ids >= 0) & (arrays["last_step"] < step))
         scores = self.policy.score(arrays, step)[rows]
         num = min(max(num, (scores == -np.inf).sum()), (scores < np.inf).sum())
         if num:

@@ -210,10 +210,9 @@ def test_full_buckets():
     index = IdIndex(0, 1, 1, 8, LeastRecentlyUsed(), skip_if_full=True)
     found = index.find_or_insert(ids, None, 0)
     assert sorted(found.rows.tolist()) == [-1, -1, *range(8)]
-    # Ids of the last two steps stay.
-    index = IdIndex(0, 1, 1, 8, LeastRecentlyUsed(), keep_steps=2)
-    index.find_or_insert(ids[:8], None, 0)
-    with pytest.raises(SetupError, match="evicts only 0 of its 8 ids"):
+    index = IdIndex(0, 1, 1, 8, LeastRecentlyUsed())
+    index.find_or_insert(ids[:8], None, 1)
+    with pytest.raises(SetupError, match="evicts only 0 of its 8 ids"):  # of the same step
         index.find_or_insert(ids[8:], None, 1)
     assert len(index.find_or_insert(ids[8:], None, 2).evicted_ids) == 2
     with pytest.raises(DataError, match="id '-3' is negative"):
