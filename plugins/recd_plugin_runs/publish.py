@@ -13,30 +13,26 @@ if TYPE_CHECKING:
     from recd_plugin_runs.publisher import Publisher
 
 
-class PublishOptions(PluginOptions):
-    """Options of ``runs.publish``."""
-
-    folder: Path = Field(description="Output folder, which all ranks can write to.")
-    every: int = Field(default=1000, gt=0, description="Training steps per delta.")
-    seconds: float | None = Field(
-        default=None, gt=0, description="Also write a delta after this many seconds."
-    )
-    base_every: int = Field(default=100, gt=0, description="Deltas per base with all rows.")
-    keep: int = Field(
-        default=2, gt=0, description="Number of bases to keep. Deltas before them are removed."
-    )
-
-
 class Publish(Callback):
     """Write exported programs and then changed rows, for ``recd_plugins.serving.LiveModel``."""
 
     name = "runs.publish"
     free_options = frozenset({"folder", "every", "seconds", "base_every", "keep"})
 
-    class Options(PublishOptions):
+    class Options(PluginOptions):
         """Where and how often to publish."""
 
-    options: PublishOptions
+        folder: Path = Field(description="Output folder, which all ranks can write to.")
+        every: int = Field(default=1000, gt=0, description="Training steps per delta.")
+        seconds: float | None = Field(
+            default=None, gt=0, description="Also write a delta after this many seconds."
+        )
+        base_every: int = Field(default=100, gt=0, description="Deltas per base with all rows.")
+        keep: int = Field(
+            default=2, gt=0, description="Number of bases to keep. Deltas before them are removed."
+        )
+
+    options: Options
 
     def on_start(self, start: RunStart) -> None:
         from recd_plugin_runs.publisher import Publisher

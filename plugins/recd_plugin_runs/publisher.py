@@ -164,8 +164,7 @@ def _layout(model: ServingModel) -> dict[str, Any]:
     for path, module in model.named_modules():
         if not isinstance(module, PlainSequences):
             continue
-        inside = path.removeprefix("model").removeprefix(".")
-        prefix = f"{inside}." if inside else ""
+        prefix = f"{path}.".removeprefix("model.")
         kind = "embedding_bags" if isinstance(module, PlainBags) else "embeddings"
         of_tables.append(f"{path}.tables.")
         for number, config in enumerate(module.configs):

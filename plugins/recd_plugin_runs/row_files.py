@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recd_plugins.api import SetupError, file_utils
+from recd_plugins.api import file_utils
 
 #: Id of a row that no id has.
 _FREE = -1
@@ -50,10 +50,8 @@ class RowFiles:
         written: dict[str, list[dict[str, Any]]] = {}
         for number, (name, index) in enumerate(self._indices.items()):
             weights = state[name]
-            if not isinstance(
-                weights, ShardedTensor
-            ):  # replicated, so it is one of the dense weights
-                continue
+            if not isinstance(weights, ShardedTensor):
+                continue  # replicated, so it is one of the dense weights
             files = written[name] = []
             for part, shard in enumerate(weights.local_shards()):
                 first, column = shard.metadata.shard_offsets
@@ -111,13 +109,7 @@ def dense_file(path: Path, state: Mapping[str, Any], names: Iterator[str]) -> st
     """Write whole tensors, and return the digest of the file."""
     arrays = {}
     for name in names:
-        tensor = state[name]
-        if isinstance(tensor, ShardedTensor):
-            raise SetupError(
-                f"parameter {name!r} is sharded, but it is no table, so it cannot be published. "
-                "Replicate it on all ranks."
-            )
-        value = tensor.detach().cpu()
+        value = state[name].detach().cpu()
         arrays[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     with file_utils.new_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)

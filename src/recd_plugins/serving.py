@@ -100,7 +100,7 @@ class LiveModel:
         with self._updating:
             current = self._current()
             served = self._version
-            newest = max(_sequences(current))
+            newest = max(one["sequence"] for one in (current["base"], *current["deltas"]))
             if current["program"]["sha256"] == served.program_digest:
                 if newest < served.sequence:
                     raise DataError(
@@ -228,7 +228,8 @@ class LiveVersion:
         for name in names if programs is None else programs:
             content = io.BytesIO(_checked(folder / name, layout["files"][name]))
             self.programs[name] = torch.export.load(content).module()
-        self._ids: dict[str, _SortedIds] = {}
+        none = np.empty(0, np.int64)
+        self._ids = {name: _SortedIds(none, none) for name in self._tables}
         self._allocate()
 
     def read(self, folder: Path, manifest: Mapping[str, Any]) -> list[Callable[[], object]]:
@@ -238,7 +239,7 @@ class LiveVersion:
             parts = [_checked(folder / one["file"], one["sha256"]) for one in files]
             rows = [pq.read_table(pa.BufferReader(part), use_threads=False) for part in parts]
             for one, part in zip(files, rows, strict=True):
-                changes.append(self._row_change(table, part, one["column"], folder / one["file"]))
+                changes.append(self._row_change(table, part, one["column"]))
             if (index := self._tables[table]["index"]) is not None:
                 merged = self._ids[table].merged([part for part in rows if len(part)])
                 changes.append(partial(self._ids.__setitem__, table, merged))
@@ -248,19 +249,13 @@ class LiveVersion:
         path = folder / "dense.npz"
         with np.load(io.BytesIO(_checked(path, manifest["dense"])), allow_pickle=False) as dense:
             for name in dense.files:
-                program = (
-                    self._dense[name] if name in self._dense else self._tables[name]["weights"]
-                )
+                program = self._dense.get(name) or self._tables[name]["weights"]
                 weight, values = self._weights.get(program), torch.from_numpy(dense[name])
                 if weight is not None:  # None: of a program that is not loaded
-                    if weight.shape != values.shape:
-                        raise DataError(_wrong_shape(path, name))
                     changes.append(partial(weight.copy_, values))
         return changes
 
-    def _row_change(
-        self, table: str, part: pa.Table, column: int, path: Path
-    ) -> Callable[[], object]:
+    def _row_change(self, table: str, part: pa.Table, column: int) -> Callable[[], object]:
         weight = self._weights.get(self._tables[table]["weights"])
         if weight is None:
             return lambda: None
@@ -268,8 +263,6 @@ class LiveVersion:
         width = lists.type.list_size
         values = torch.from_numpy(_array(lists.flatten())).view(len(part), width)
         rows = torch.from_numpy(_array(part.column("row")))
-        if column + width > weight.shape[1] or ((rows < 0) | (rows >= weight.shape[0])).any():
-            raise DataError(_wrong_shape(path, table))
         into = weight[:, column : column + width]
         return lambda: into.index_copy_(0, rows, values.to(into.dtype))
 
@@ -289,9 +282,6 @@ class LiveVersion:
                 # Programs share the weights.
                 self._weights[name] = torch.zeros(first.shape, dtype=first.dtype)
                 self._put(name, self._weights[name])
-        for name, table in self._tables.items():
-            if table["index"] is not None:
-                self._ids[name] = _SortedIds(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def _put(self, name: str, tensor: Tensor) -> None:
         for module, leaf in self._places.get(name, ()):
@@ -366,15 +356,9 @@ class _SharedLock:
                 self._changed.notify_all()
 
 
-def _sequences(current: Mapping[str, Any]) -> list[int]:
-    return [current["base"]["sequence"], *(one["sequence"] for one in current["deltas"])]
-
-
 def _manifest(folder: Path, entry: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        _checked(folder / entry["folder"] / "manifest.json", entry["sha256"])
-    )
-    return found
+    path = folder / entry["folder"] / "manifest.json"
+    return json.loads(_checked(path, entry["sha256"]))
 
 
 def _checked(path: Path, digest: str) -> bytes:
@@ -395,7 +379,3 @@ def _array(column: Any) -> NDArray[Any]:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     return np.require(column.to_numpy(zero_copy_only=False), requirements="W")
-
-
-def _wrong_shape(path: Path, name: str) -> str:
-    return f"{path}: the rows of {name!r} do not fit the program. Restart the server."

@@ -35,8 +35,6 @@ from recd_plugins.training.checkpoint_files import (
 )
 from recd_plugins.training.checkpoint_rows import read_rows
 
-_OF_DCP = "__"
-
 
 def compact(checkpoint: Path) -> bool:
     """Replace a delta by a full checkpoint of the same state, which needs no other checkpoints.
@@ -47,8 +45,7 @@ def compact(checkpoint: Path) -> bool:
         RecdError: the checkpoint is damaged, or a later delta needs it as it is.
     """
     for later in checkpoints_in(checkpoint.parent):
-        delta = None if later == checkpoint else read_delta(later)
-        if delta is not None and delta.base == checkpoint.name:
+        if (delta := read_delta(later)) is not None and delta.base == checkpoint.name:
             raise RecdError(
                 f"{checkpoint}: {later.name} needs this checkpoint unchanged. Compact the newest "
                 "checkpoint."
@@ -63,7 +60,7 @@ def compact(checkpoint: Path) -> bool:
             warnings.filterwarnings("ignore", message="torch.distributed is")
             save(_read(checkpoint), storage_writer=TellingWriter(partial), no_dist=True)
         for name in read_manifest(checkpoint):
-            if name != METADATA and not name.startswith((_OF_DCP, "rows-")):
+            if not name.startswith((METADATA, "__", "rows-")):  # of DCP, and changed rows
                 shutil.copyfile(checkpoint / name, partial / name)
         files = {path.name: digest_of(path) for path in partial.iterdir()}
         (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
