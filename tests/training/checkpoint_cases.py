@@ -1,6 +1,10 @@
 """A small model that is trained and saved, and copies of its checkpoint that are spoiled."""
 
+import os
+import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,11 +17,27 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.sharding.sharders import stock_sharders
+from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import MANIFEST, Progress, digest_of, manifest_text
 from recd_plugins.training.optimizer import build_optimizer
 
 TRAINING = TrainingSpec()
+#: What a rank calls at each moment of a save.
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "while tensors are written": (checkpoint, "save"),
+    "before the progress is written": (Path, "write_text"),
+    "before the rename": (os, "replace"),
+    "while an old one is deleted": (shutil, "rmtree"),
+}
+
+
+def die(*_: Any, **__: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(moment: str) -> None:
+    setattr(*MOMENTS[moment], die)
 
 
 class Model(nn.Module):

@@ -2,7 +2,6 @@ import os
 import random
 import re
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,20 +12,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.small_disk import small_disk
-from tests.training.checkpoint_cases import Trainer
+from tests.training.checkpoint_cases import MOMENTS, Trainer, die_at
 from torch import nn
 
 from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.runtime.generators import seed_generators
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import Progress, problems, put
 from recd_plugins.training.rank_state import copy_weights
 
 
-def save_three(rank: int, world_size: int, folder: Path, die_at: str | None) -> Any:
+def save_three(rank: int, world_size: int, folder: Path, moment: str | None) -> Any:
     checkpoints = Checkpoints(folder, keep=1)
     with checkpoints.reserve(resume=False) if rank == 0 else nullcontext():
         dist.barrier()
@@ -35,38 +33,16 @@ def save_three(rank: int, world_size: int, folder: Path, die_at: str | None) -> 
         for step in range(1, 4):
             trainer.step()
             states.append(trainer.everything())
-            if step == 3 and die_at is not None and rank == 0:
-                _die_at(die_at)
+            if step == 3 and moment is not None and rank == 0:
+                die_at(moment)
             checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step, losses=[0.0] * step))
     return states
-
-
-def _die_at(moment: str) -> None:
-    def die(*_: Any, **__: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if moment == "while tensors are written":
-        checkpoint.save = die
-    elif moment == "before progress is written":
-        Path.write_text = die  # type: ignore[method-assign]
-    elif moment == "before the rename":
-        os.replace = die  # type: ignore[assignment]
-    elif moment == "while an old one is deleted":
-        shutil.rmtree = die  # type: ignore[assignment]
 
 
 def load(rank: int, world_size: int, folder: Path) -> Any:
     trainer = Trainer(world_size)
     progress = Checkpoints(folder, keep=1).load(trainer.dmp, trainer.optimizer)
     return progress, trainer.everything()
-
-
-MOMENTS = {
-    "while tensors are written": 2,
-    "before progress is written": 2,
-    "before the rename": 2,
-    "while an old one is deleted": 3,
-}
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +59,10 @@ def test_a_kill_leaves_a_whole_checkpoint(
         launch(save_three, 2, tmp_path, moment)
     with Checkpoints(tmp_path, keep=1).reserve(resume=True):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == [f"step-{MOMENTS[moment]:09d}"]
+    step = 3 if moment == "while an old one is deleted" else 2
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:09d}"]
     for progress, state in launch(load, 2, tmp_path):
-        assert progress.step == MOMENTS[moment]
+        assert progress.step == step
         assert state == whole[1][progress.step - 1]
 
 

@@ -1,8 +1,6 @@
 """Checkpoints of cached tables are those of plain ones, and have what the fast memory learned."""
 
 import copy
-import os
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.training.checkpoint_cases import die
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.types import ShardedModule
@@ -272,9 +271,6 @@ def train_to_the_end(
 
 
 def _die_at(moment: str) -> None:
-    def die(*_: Any, **__: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
     def half_of(write: Any) -> Any:
         def half(store: Any, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
             number = (len(rows) + 1) // 2
