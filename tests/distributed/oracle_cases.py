@@ -100,26 +100,13 @@ class _Oracle(ModelParallelTestShared):
     What they run is ours, too: TorchRec (1.6 and 1.7) has no argument for it.
     """
 
-    def __init__(self, function: Callable[..., None], local_world_size: int | None = None) -> None:
+    def __init__(self, function: Callable[..., None]) -> None:
         super().__init__("setUp")
         self.setUp("gloo")
         self._function = function
-        self._local_world_size = local_world_size
 
-    def _run_multi_process_test(
-        self,
-        *,
-        callable: Callable[..., None],
-        world_size: int,
-        **arguments: Any,
-    ) -> None:
-        run_on_ranks(
-            _on_rank,
-            world_size,
-            self._function,
-            arguments,
-            local_world_size=self._local_world_size,
-        )
+    def _run_multi_process_test(self, *, callable: Any, world_size: int, **arguments: Any) -> None:
+        run_on_ranks(_on_rank, world_size, self._function, arguments)
 
 
 def _on_rank(

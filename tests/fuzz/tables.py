@@ -63,10 +63,10 @@ def write(path: str | Path, data: pa.Table, **options: Any) -> None:
     pq.write_table(data, path, **{**defaults, **options})
 
 
-def write_two(folder: str = "table") -> None:
+def write_two() -> None:
     whole = table()
-    write(f"{folder}/a.parquet", whole.slice(0, ROWS // 2))
-    write(f"{folder}/b.parquet", whole.slice(ROWS // 2))
+    write("table/a.parquet", whole.slice(0, ROWS // 2))
+    write("table/b.parquet", whole.slice(ROWS // 2))
 
 
 def registry(path: str = "table", *, where: object = (), buckets: int | None = NUM_IDS) -> str:

@@ -40,7 +40,7 @@ DENSE: dict[str, Any] = {
 }
 
 
-def trainer_with(optimizer: str, world_size: int, frozen: str = "") -> Trainer:
+def trainer_with(optimizer: str, world_size: int) -> Trainer:
     trainer = Trainer(world_size)
     if optimizer in DENSE:
         spec = TrainingSpec(
@@ -49,7 +49,6 @@ def trainer_with(optimizer: str, world_size: int, frozen: str = "") -> Trainer:
         trainer.optimizer = build_optimizer(trainer.dmp, spec)
         return trainer
     outside = dict(in_backward_optimizer_filter(trainer.dmp.named_parameters()))
-    outside.pop(frozen, None)
     own = KeyedOptimizerWrapper(outside, OPTIMIZERS[optimizer])
     trainer.optimizer = CombinedOptimizer([trainer.dmp.fused_optimizer, own])
     return trainer

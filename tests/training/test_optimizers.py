@@ -78,12 +78,10 @@ def model_of(*names: str, device: str = "meta") -> EmbeddingBagCollection:
 def applied(
     registry: RunConfig,
     model: EmbeddingBagCollection,
-    device_type: str | None = "cpu",
     parts: Mapping[str, TableStrategy] | None = None,
 ) -> EmbeddingBagCollection:
-    apply_optimizers(
-        registry, list(embedding_modules(model)), tables_of(model), device_type, parts or {}
-    )
+    modules, tables = list(embedding_modules(model)), tables_of(model)
+    apply_optimizers(registry, modules, tables, "cpu", parts or {})
     return model
 
 

@@ -215,9 +215,9 @@ def test_training_with_a_cache_goes_on_after_a_failed_step(cache: TableCache, fa
 TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
 
 
-def _assert_near(plain: Run, cached: Run, tolerance: float = TOLERANCE) -> None:
-    assert np.allclose(plain.losses, cached.losses, rtol=0, atol=tolerance)
+def _assert_near(plain: Run, cached: Run) -> None:
+    assert np.allclose(plain.losses, cached.losses, rtol=0, atol=TOLERANCE)
     assert plain.state.keys() == cached.state.keys()
     for name, values in plain.state.items():
-        assert torch.allclose(values, cached.state[name], rtol=0, atol=tolerance), name
+        assert torch.allclose(values, cached.state[name], rtol=0, atol=TOLERANCE), name
     assert cached.num_pinned == 0

@@ -35,11 +35,11 @@ def write_duckdb(path: Path) -> Path:
     return path / "t.duckdb"
 
 
-def polars_writer(suffix: str, method: str, table: pa.Table | None = None) -> Callable[..., Path]:
+def polars_writer(suffix: str, method: str) -> Callable[..., Path]:
     def write(path: Path, **options: object) -> Path:
         import polars as pl
 
-        getattr(pl.from_arrow(table or TABLE), method)(path / f"t{suffix}", **options)
+        getattr(pl.from_arrow(TABLE), method)(path / f"t{suffix}", **options)
         return path / f"t{suffix}"
 
     return write

@@ -7,7 +7,6 @@ takes before its first byte, and lists requests at ``/-/requests``.
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -55,12 +54,9 @@ class Store:
 
 
 @contextmanager
-def counted_store(latency: float = 0) -> Iterator[Store]:
-    """A store for as long as the context is open; ``latency`` in seconds.
-
-    What reads it needs credentials in its environment; any will do.
-    """
-    command = [sys.executable, "-P", __file__, str(latency)]
+def counted_store() -> Iterator[Store]:
+    """Start a store. Its readers need credentials in their environment, such as any text."""
+    command = [sys.executable, "-P", __file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -73,9 +69,8 @@ def counted_store(latency: float = 0) -> Iterator[Store]:
 
 
 class _Counted:
-    def __init__(self, inner: Callable[..., Iterable[bytes]], latency: float) -> None:
+    def __init__(self, inner: Callable[..., Iterable[bytes]]) -> None:
         self._inner = inner
-        self._latency = latency
         self._requests: list[Request] = []
         self._lock = Lock()
 
@@ -92,11 +87,10 @@ class _Counted:
             first = int(wanted.removeprefix("bytes=").partition("-")[0])
             with self._lock:
                 self._requests.append(Request(path.lstrip("/"), first, first + len(body)))
-            time.sleep(self._latency)
         return [body]
 
 
-def _serve(latency: float) -> None:
+def _serve() -> None:
     import logging
 
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -104,10 +98,10 @@ def _serve(latency: float) -> None:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     inner = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, _Counted(inner, latency), threaded=True)
+    server = make_server("127.0.0.1", 0, _Counted(inner), threaded=True)
     print(server.server_port, flush=True)
     server.serve_forever()
 
 
 if __name__ == "__main__":
-    _serve(float(sys.argv[1]))
+    _serve()

@@ -10,8 +10,8 @@ from recd_plugin_scars.planning.load import BatchRows, TableLoad, seen
 from recd_plugins.interfaces.distributions import from_weights, zipf
 
 
-def zipf_load(rows: int = 1000, exponent: float = 1.0, length: float = 1.0) -> TableLoad:
-    return TableLoad(zipf("t", rows, length, exponent), 16)
+def zipf_load(length: float = 1.0) -> TableLoad:
+    return TableLoad(zipf("t", 1000, length, 1.0), 16)
 
 
 def _unique(probabilities: NDArray[np.float64], lookups: float) -> float:
