@@ -45,16 +45,13 @@ STEPS = 120
 VALIDATED = {"every": 7}
 
 
-def tracker(folder: Path) -> dict[str, Any]:
-    return {"use": "trackers.csv", "options": {"path": f"{folder}/run.csv", "every": 4}}
-
-
 def write(folder: Path, validation: Any = None, epochs: int = 6, **sections: Any) -> Path:
+    tracker = {"use": "trackers.csv", "options": {"path": f"{folder}/run.csv", "every": 4}}
     return write_registry(
         folder,
         dataset=random_rows(640, test_rows=77),
         sharding=[{"use": "torchrec.row_wise", "tables": ["*"]}],
-        **{"callbacks": [tracker(folder)], **sections},
+        **{"callbacks": [tracker], **sections},
         training={
             "ranks": 2,
             "epochs": epochs,

@@ -223,14 +223,10 @@ def make_batch(rank: int, step: int, *, form: Form, moving: bool = False) -> Bat
     return Batch(
         dense,
         labels,
-        _select(kjt, [feature for feature in features if feature not in shared]),
+        kjt.permute([kjt.keys().index(each) for each in features if each not in shared]),
         InverseKeyedJaggedTensor.from_kjt(kjt, groups),
         tuple(PartialInverseKeyedJaggedTensor.from_kjt(kjt, group) for group in partials),
     )
-
-
-def _select(kjt: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
-    return kjt.permute([kjt.keys().index(key) for key in keys])
 
 
 class ReferenceOptimizer:

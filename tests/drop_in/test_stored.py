@@ -69,13 +69,10 @@ def test_a_changed_batch_has_no_unique_rows() -> None:
     assert changed(lambda batch: batch.weights().requires_grad_(), weighted=True)
     with torch.inference_mode():
         assert changed(lambda batch: None)
-    inference = stored("batch", plain_of_inference())
-    assert unique_rows(inference) is inference
-
-
-def plain_of_inference() -> KeyedJaggedTensor:
     with torch.inference_mode():
-        return kjt(0, torch.int64)
+        plain = kjt(0, torch.int64)
+    inference = stored("batch", plain)
+    assert unique_rows(inference) is inference
 
 
 @pytest.mark.parametrize("chosen", ["abcd", "bc"])

@@ -39,10 +39,6 @@ def travels(registry: RunConfig, num_batches: int) -> dict[str, float]:
     return found
 
 
-def is_pooled(name: str) -> bool:
-    return not name.startswith("seq_")
-
-
 @pytest.mark.parametrize("batches", [1, 16])
 @pytest.mark.parametrize("converter", CONVERTERS, ids=str)
 def test_it_is_the_mean_of_the_first_batches(make_registry, converter, batches: int) -> None:
@@ -52,7 +48,8 @@ def test_it_is_the_mean_of_the_first_batches(make_registry, converter, batches: 
     ids = travels(registry, batches)
     assert ids.keys() == profile.features.keys()
     for name, feature in profile.features.items():
-        assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
+        is_pooled = not name.startswith("seq_")
+        assert feature.ids(256, pooled=is_pooled) == pytest.approx(ids[name])
         assert feature.deduplicated == (name in registry.converter.dedupe_factors())
 
 

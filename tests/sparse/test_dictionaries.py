@@ -42,7 +42,9 @@ def test_rows_with_the_same_codes_become_one(drawn):
         rows = list(zip(*(codes for _, codes in group), strict=True))
         distinct = list(dict.fromkeys(rows))
         assert unique.inverse_lookup.tolist() == [distinct.index(row) for row in rows]
-        stored = [group[at][0][code] for at in range(len(group)) for (code,) in _of(distinct, at)]
+        stored = [
+            group[at][0][code] for at in range(len(group)) for code in [row[at] for row in distinct]
+        ]
         assert unique.lengths.tolist() == [len(ids) for ids in stored]
         assert unique.values[0].tolist() == [i for ids in stored for i in ids]
 
@@ -53,10 +55,6 @@ def test_a_broken_list_is_an_error_that_names_the_column():
     with pytest.raises(BrokenListError) as caught:
         unique_lists([[whole], [whole, broken]], 2)
     assert caught.value.column == 2
-
-
-def _of(distinct: list[tuple[int, ...]], at: int) -> list[tuple[int]]:
-    return [(row[at],) for row in distinct]
 
 
 def test_ikjts_of_a_batch_lie_one_after_the_other():

@@ -100,7 +100,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_others_end_and_name_the_rank(
     fault: str, number: int, tmp_path: Path, losses: list[float]
 ) -> None:
-    draw = _draw(number)
+    draw = random.Random(time.time_ns() if TIMES > 1 else number)
     node = draw.randrange(NODES)
     with ShapedNetwork(NODES, "200mbit") as network:
         run = Run(network, tmp_path)
@@ -120,7 +120,3 @@ def test_others_end_and_name_the_rank(
         again.ends({0, 1, 2}, 300)
         assert "resumed at step" in again.said()
     assert json.loads((tmp_path / "figures.json").read_text())["losses"] == losses
-
-
-def _draw(number: int) -> random.Random:
-    return random.Random(time.time_ns() if TIMES > 1 else number)
