@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -86,6 +88,13 @@ class DynamicSharding(Sharding):
 
     def id_limit(self, table: Table) -> int | None:  # noqa: ARG002
         return None
+
+    def identity(self) -> dict[str, Any]:
+        """Return a digest of the source code of an eviction policy of the user."""
+        policy = type(self._policy())
+        if policy.__module__.startswith("recd_plugin_dynamic."):
+            return {}
+        return {"policy": sha256(inspect.getsource(policy).encode()).hexdigest()}
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:  # noqa: ARG002
         from recd_plugin_dynamic.runtime.collection import with_dynamic_tables

@@ -98,26 +98,35 @@ class LiveModel:
                 the last version that was complete.
         """
         with self._updating:
-            current = self._current()
-            served = self._version
-            newest = max(one["sequence"] for one in (current["base"], *current["deltas"]))
-            if current["program"]["sha256"] == served.program_digest:
-                if newest < served.sequence:
-                    raise DataError(
-                        f"{self.folder}: current.json lists version {newest}, but version "
-                        f"{served.sequence} is already served. Restore the newer current.json, or "
-                        "restart the server to go back."
-                    )
+            while True:
+                current = self._current()
                 try:
-                    return self._apply_deltas(current)
+                    return self._update(current)
                 except DataError:
-                    if current["base"]["sequence"] <= self._version.sequence:
+                    # The run may have removed files of this version after writing a newer one.
+                    if self._current() == current:
                         raise
-            before, loaded = served.sequence, self._load(current)
-            with self._lock.exclusive():
-                self._version = loaded
-            self._apply_deltas(current)
-            return max(1, newest - before)
+
+    def _update(self, current: Mapping[str, Any]) -> int:
+        served = self._version
+        newest = max(one["sequence"] for one in (current["base"], *current["deltas"]))
+        if current["program"]["sha256"] == served.program_digest:
+            if newest < served.sequence:
+                raise DataError(
+                    f"{self.folder}: current.json lists version {newest}, but version "
+                    f"{served.sequence} is already served. Restore the newer current.json, or "
+                    "restart the server to go back."
+                )
+            try:
+                return self._apply_deltas(current)
+            except DataError:
+                if current["base"]["sequence"] <= self._version.sequence:
+                    raise
+        before, loaded = served.sequence, self._load(current)
+        with self._lock.exclusive():
+            self._version = loaded
+        self._apply_deltas(current)
+        return max(1, newest - before)
 
     def follow(self, seconds: float = 1.0) -> None:
         """Call ``update`` every ``seconds`` in a background thread, until ``close``."""

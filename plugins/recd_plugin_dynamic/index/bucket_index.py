@@ -193,7 +193,7 @@ class IdIndex:
         return self.rows_per_bucket - self._reserved_rows - self._used
 
     def _update(self, rows: Ids, counts: Ids, step: int) -> None:
-        self.policy.update(self._flat, rows, counts, step)
+        self._call("update", self._flat, rows, counts, step)
         self._flat["last_step"][rows] = step
 
     def _count(self, ids: Ids, counts: Ids, step: int, min_count: int) -> NDArray[np.bool_]:
@@ -245,11 +245,20 @@ class IdIndex:
                     f"{self.rows_per_bucket - self._reserved_rows:,} ids cannot take "
                     f"{(buckets == bucket).sum():,} new ids at step {step}: policy "
                     f"'{self.policy.name}' evicts only {len(rows):,} of its "
-                    f"{self._used[bucket]:,} ids. Increase the rows of the table, or choose "
-                    "another eviction policy."
+                    f"{self._used[bucket]:,} ids, and ids of the current batch stay. Increase the "
+                    "rows of the table, or choose another eviction policy."
                 )
             leaving.append(rows)
         return self._remove(np.concatenate(leaving))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.policy, method)(*arguments)
+        except Exception as error:
+            raise SetupError(
+                f"eviction policy '{self.policy.name}': {method} failed: {type(error).__name__}: "
+                f"{error}. Correct the policy."
+            ) from error
 
     def _lowest(self, bucket: int, num: int, step: int) -> Ids:
         """Return the local rows of a bucket to evict: expired rows, and at least ``num`` if any."""
@@ -258,7 +267,13 @@ class IdIndex:
         arrays = {name: array[bucket] for name, array in self._arrays.items()}
         ids = self._ids[bucket]
         rows = np.flatnonzero((ids >= 0) & (arrays["last_step"] < step))
-        scores = self.policy.score(arrays, step)[rows]
+        scores = np.asarray(self._call("score", arrays, step))
+        if scores.shape != ids.shape or np.isnan(scores).any():
+            raise SetupError(
+                f"eviction policy '{self.policy.name}': score returned {scores.shape} values, or "
+                f"NaN. Return a number for each of the {len(ids):,} rows of a bucket."
+            )
+        scores = scores[rows]
         num = min(max(num, (scores == -np.inf).sum()), (scores < np.inf).sum())
         if num:
             highest = np.partition(scores, num - 1)[num - 1]

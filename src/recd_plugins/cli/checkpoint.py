@@ -69,7 +69,7 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 
     For a delta, also read the checkpoints that it needs.
     """
-    reports = []
+    reports: list[dict[str, Any]] = []
     found = _found(path)
     with suppress(DamagedError):  # reported for each checkpoint
         found = chain_of(path) if found == [path] else found
@@ -77,6 +77,10 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
         damage, extra = problems(each)
         report = _check_sizes(each)
         report["damage"] = list(dict.fromkeys([*damage, *report["damage"]]))
+        damaged = {each["path"] for each in reports if each["damage"]}
+        with suppress(DamagedError):  # reported already
+            needed = [str(link) for link in chain_of(each)[:-1] if str(link) in damaged]
+            report["damage"] += [f"{each}: needs the damaged checkpoint {link}" for link in needed]
         reports.append({**report, "extra": extra})
     _tell(ctx, reports, as_json)
 
