@@ -42,9 +42,7 @@ def test_rows_with_the_same_codes_become_one(drawn):
         rows = list(zip(*(codes for _, codes in group), strict=True))
         distinct = list(dict.fromkeys(rows))
         assert unique.inverse_lookup.tolist() == [distinct.index(row) for row in rows]
-        stored = [
-            group[at][0][code] for at in range(len(group)) for code in [row[at] for row in distinct]
-        ]
+        stored = [group[at][0][row[at]] for at in range(len(group)) for row in distinct]
         assert unique.lengths.tolist() == [len(ids) for ids in stored]
         assert unique.values[0].tolist() == [i for ids in stored for i in ids]
 
