@@ -122,7 +122,6 @@ def test_who_holds_it_is_named_and_a_kill_frees_it(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert holder.stdout is not None
     child = int(holder.stdout.readline())
     try:
         told = rf"process {holder.pid} on {re.escape(socket.gethostname())} \(since 20\d\d-.* UTC"

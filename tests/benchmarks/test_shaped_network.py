@@ -99,7 +99,6 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert program.stdout is not None
         assert program.stdout.readline() == "there\n"
         program.send_signal(number)
         assert program.wait(60) == (143 if number == signal.SIGTERM else -signal.SIGKILL)

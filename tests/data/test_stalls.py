@@ -55,7 +55,6 @@ def test_a_turn_is_from_batch_to_batch(clock):
         clock.now += 3.0
     # The newest two: 3 + 3 and 3 + 2 seconds.
     recent = meter.recent()
-    assert recent is not None
     assert (recent.steps, recent.step_seconds) == (2, 5.5)
     assert recent.seconds == {"fill": 2.5, "convert": 0.0, "preprocess": 0.0, "transfer": 0.0}
     assert recent.share == pytest.approx(5 / 11)

@@ -50,7 +50,6 @@ def test_expand_sums_gradients_of_half_precision_in_float32(dtype: torch.dtype) 
     with SummedTypes() as summed:
         torch.cat(outputs).sum().backward()
     assert summed.types <= {torch.float32}
-    assert half.grad is not None
     assert half.grad.tolist() == [[4096] * 3, [0] * 3]
 
 

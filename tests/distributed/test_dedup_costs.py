@@ -61,7 +61,6 @@ def _cost(dmp: nn.Module, pooled: bool, kjt: KeyedJaggedTensor, form: str) -> Co
     batch = Batch(torch.zeros(BATCH_SIZE, 0), torch.zeros(BATCH_SIZE), **forms[form]())
     lowered = lower(batch, Placement(pooled=("f",)) if pooled else Placement(sequence=("f",)))
     features = lowered.sparse_features if pooled else lowered.sequence_features
-    assert features is not None
     # gloo's threads free some buffers late, which adds to some steps.
     memory = min(_peak(dmp, pooled, features) for _ in range(6))
     with CollectiveBytes() as counter, lookup_ids(dmp) as ids:

@@ -201,7 +201,6 @@ TIMEOUT = timedelta(seconds=77)
 def timeouts(rank: int, world_size: int) -> set[timedelta]:
     tiers = tier_groups()
     late = DeferredAllReduce.of(DistributedDataParallel(nn.Linear(1, 1)))
-    assert late is not None
     groups = [tiers.cold, tiers.hot, tiers.flex, tiers.flex_gradients, late._group]
     with node_groups() as nodes:
         groups += [nodes.everyone, nodes.node, nodes.across]

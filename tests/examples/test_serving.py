@@ -258,7 +258,6 @@ def test_a_stream_without_an_end_is_answered(connection: http.client.HTTPConnect
 def test_sigterm_lets_a_request_finish(folder: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "serve.py"), "exported", "--port", "0"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         address = urlsplit(process.stdout.readline().strip())
         body = f'{{"request": {USER}, "candidates": [{ITEM}]}}'.encode()
         with socket.create_connection((address.hostname, address.port), timeout=30) as client:

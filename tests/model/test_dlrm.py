@@ -145,7 +145,6 @@ def test_a_target_is_the_models_own_vector_of_the_item(
         }[target]
     ]
     pooling = model.sequence_pooling
-    assert pooling is not None
     pooled: list[torch.Tensor] = []
     pooling.register_forward_hook(lambda _module, _input, output: pooled.append(output[:, 0]))
     model(batch)

@@ -94,7 +94,6 @@ def test_request_rows_of_deduplicated_and_plain_batches() -> None:
     dedup = Dedup(model)
     (stored,) = dedup([batch], features=["user", "clicks"])
     request = model.request_rows(stored)
-    assert request is not None
     assert request.first_rows.tolist() == [0, *range(2, 32, 4)]
     assert model.request_rows(batch) is None
     model.eval()

@@ -225,7 +225,6 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
         "alone": Alone(bags("usr_1", **size).embedding_bag_configs()),
     }
     prepared = prepare(make_registry(pooling=[]), nn.ModuleDict(modules))
-    assert prepared.context is not None
     candidate = ShardableModel(prepared, prepared.sharders(), prepared.context.data.profile())
     spec = load_topology(MACHINE, ranks=2)
     made = report_side(

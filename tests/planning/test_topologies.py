@@ -152,5 +152,4 @@ def test_keys_of_dropped_cost_terms_are_ignored(own: Path) -> None:
     old = "costs: {lookup: {tables_looked_up: 1.0e-9, lookups: 2.0e-6}}\n"
     own.write_text(OWN + old, encoding="utf-8")
     costs = load_topology(str(own)).costs
-    assert costs is not None
     assert costs.lookup.lookups == 2e-6

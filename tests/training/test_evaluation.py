@@ -101,7 +101,6 @@ def evaluated(
         pipeline = prepared.train_pipeline(dmp, parts.optimizer, device)
         finite = FiniteRun(case)
         quality, metrics = evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
-        assert quality is not None
         pair = torch.cat(logits), torch.cat(labels)
         found.append({**quality.figures(), **metrics, "pair": pair})
     return found

@@ -122,7 +122,6 @@ def test_the_data_of_the_training_need_not_be_there(
 def test_an_export_gives_the_same_scores(folder: Path) -> None:
     registry = load_registry(folder / "nothing.yaml")
     error = export_to(registry, cases.newest(folder / "nothing"), folder / "exported", int8=True)
-    assert error is not None
     assert error.rows == 64
     assert 0 < error.mean <= error.largest < 1e-3
     expected = pq.read_table(folder / "nothing-1.parquet")["score"].to_numpy()

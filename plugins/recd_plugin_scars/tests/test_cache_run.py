@@ -99,7 +99,6 @@ def test_what_moved_is_counted_and_predicted(results: dict[str, Result], name: s
     assert [table.name for table in report.tables] == sorted(CACHED, key=CACHED.index)
     for table in report.tables:
         seen, expected = table.observed, table.predicted
-        assert seen is not None
         assert expected is not None
         assert seen.hits + seen.misses == seen.unique_rows <= seen.lookups
         row = (seen.bytes_read / seen.misses) if seen.misses else 0

@@ -133,7 +133,6 @@ def test_rows_of_a_request_share_one_history(tmp_path):
     data.prepare()
     (found,) = data.reader(rank=0, world_size=1, batch_size=400, split="train")
     column = arrow.dictionary_column(found, "clicks")
-    assert column is not None
     assert len(column.bounds) - 1 == len({*rows["user"]} & {*events["who"]}) + 1
 
 

@@ -51,8 +51,6 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     spec = measured.spec
     assert (spec.nodes, spec.ranks_per_node, spec.device) == (2, 1, "cpu")
     costs, rates = spec.costs, spec.collectives
-    assert costs is not None
-    assert rates is not None
     # Half of what a rank puts in goes to the other one.
     sent = 2 / rates.a2a_global.bytes_per_second
     assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
@@ -71,7 +69,6 @@ def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) 
     sweeps = {**measured.sweeps, "ar_global": reduced}
     for dense, beside_it in ((5e-3, 3e-3), (1e-3, 0.0)):
         costs = replace(measured, sweeps=sweeps, dense=dense).spec.costs
-        assert costs is not None
         assert costs.all_reduce.steps == pytest.approx(2e-3)
         assert costs.other.steps == pytest.approx(beside_it)
 
@@ -172,7 +169,6 @@ def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:
     (found, again, named, alone), measurements = ranks[0]
     assert measurements == 1
     assert found == again  # of the file beside the checkpoints
-    assert found is not None
     assert (found.nodes, found.ranks_per_node) == (2, 1)
     assert found.costs is not None
     assert named is None

@@ -59,7 +59,6 @@ def counted_store() -> Iterator[Store]:
     command = [sys.executable, "-P", __file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             port = process.stdout.readline().strip()
             if not port:
                 raise RuntimeError("the store did not start; is moto[server] installed?")

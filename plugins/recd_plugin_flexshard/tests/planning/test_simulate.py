@@ -38,7 +38,6 @@ def steps(rank: int, world_size: int, tiered: bool, coalesced: bool) -> list[See
     tables = tuple(FEATURES) if coalesced else ()
     tiers = MINE if tiered else None
     job = Job("sgd", tiers, sparse=(), coalesced=tables, sends_all=True)
-    assert dist.group.WORLD is not None
     names = tier_groups().names if tiered else {dist.group.WORLD.group_name: "cold"}
     found = []
     for step in range(STEPS):

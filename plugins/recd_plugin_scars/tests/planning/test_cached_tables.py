@@ -197,7 +197,6 @@ def test_misses_take_time_by_where_they_come_from() -> None:
                 if (each.sharding_type, each.compute_kernel) == ("table_wise", "fused_uvm_caching")
             )
             perf = option.shards[0].perf
-            assert perf is not None
             assert perf.prefetch_compute == pytest.approx(cold * DIM * 4 / rate * slower)
             times.append(perf.total)
         small, large, file = times
