@@ -89,9 +89,7 @@ def _restored(
     """Return the chunks of a partly trained window, and chunks after it that were read too."""
     stops = {name: left.window[-1][1] or 0 for name, left in start.items() if left.window}
     restored, held = list[Chunk](), list[Chunk]()
-    for chunk in chunks if stops else ():
-        if chunk is None:
-            continue
+    for chunk in filter(None, chunks if stops else ()):
         name = chunk.partition
         if (stop := stops.get(name)) is None:
             held.append(chunk)
