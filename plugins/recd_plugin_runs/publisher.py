@@ -35,7 +35,7 @@ class Publisher:
     def __init__(self, options: Any, start: RunStart) -> None:
         self.options = options
         self._model: Any = start.model
-        self._rank = start.rank
+        self._rank, self._world_size = start.rank, start.world_size
         self._consumer = f"runs.publish: {options.folder}"
         self._changed = ChangedRows.of(self._model, self._consumer)
         begun: Any = self._on_rank_0(partial(self._begin, start.config))
@@ -57,8 +57,9 @@ class Publisher:
         if seconds is not None and step >= self._next_check:
             now = time.monotonic()
             rate = (step - self._checked[0]) / (now - self._checked[1])
-            # Ranks agree ten times per interval, because they would wait for each other each step.
-            steps = max(1, int(rate * seconds / 10))
+            # Several ranks agree ten times per interval, because they would wait for each other in
+            # each step. The rate of a stream changes, so they agree at least every 10 steps.
+            steps = 1 if self._world_size == 1 else max(1, min(10, int(rate * seconds / 10)))
             is_late, steps = rank_agreement.from_rank_0((now - self._published >= seconds, steps))
             self._checked, self._next_check = (step, now), step + steps
             due = due or is_late
