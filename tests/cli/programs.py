@@ -21,8 +21,7 @@ def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[st
     path = Path(str(arguments[1])).with_name("report.json")
     done = recd(*arguments, "--json", path, program=program)
     assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return report
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def run_until_killed(registry: Path, checkpoints: Path, *, every: int, steps: int) -> None:

@@ -55,8 +55,7 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
     ]
     done = forked.run(command, cwd=folder)
     assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return report
+    return json.loads((folder / "report.json").read_text())
 
 
 def test_every_batch_fits_the_tables(registry, tmp_path):

@@ -27,8 +27,7 @@ def scores(live: LiveModel) -> list[float]:
     rows = [{"user": 1, "item": item, "history": [2]} for item in (NEW, UNKNOWN)]
     with live.version() as version:
         inputs = Encoder(version.folder).encode(rows).tensors()
-        found: list[float] = version.programs["model.pt2"](*inputs).tolist()
-        return found
+        return version.programs["model.pt2"](*inputs).tolist()
 
 
 def wait_until(is_done: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:

@@ -40,8 +40,7 @@ class Tower(RequestModel):
     def user(self, batch: UserBatch) -> Tensor:
         rows = batch.select(batch.dense_features)
         self.seen.append(len(rows))
-        result: Tensor = self.layers(rows)
-        return result
+        return self.layers(rows)
 
     def candidate(self, batch: CandidateBatch, user: UserSide) -> Tensor:
         expanded: Tensor = user.expanded

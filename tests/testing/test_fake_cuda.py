@@ -45,8 +45,7 @@ def _summed(rank: int, world_size: int) -> list[float]:
         dist.all_reduce(ours)
         theirs = torch.empty(2, device=device)
         dist.all_to_all_single(theirs, ours + rank)
-        values: list[float] = theirs.tolist()
-        return values
+        return theirs.tolist()
 
 
 def test_collectives() -> None:

@@ -200,8 +200,7 @@ def pipeline_of(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.de
 
 def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[ModelInput]) -> Tensor:
     if pipeline is not None:
-        loss: Tensor = pipeline.progress(batches)
-        return loss
+        return pipeline.progress(batches)
     batch = next(batches)
     optimizer.zero_grad()
     loss, _ = dmp(batch)

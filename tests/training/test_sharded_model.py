@@ -259,8 +259,7 @@ class Model(nn.Module):
 
     def forward(self, bags: KeyedJaggedTensor, rows: KeyedJaggedTensor) -> Tensor:
         pooled = self.bags(bags)["b0"].mean(0) + self.rows(rows)["e0"].values().mean(0)
-        loss: Tensor = self.top(pooled).mean()
-        return loss
+        return self.top(pooled).mean()
 
 
 def sharded(model: nn.Module, sharding: str) -> DistributedModelParallel:

@@ -80,8 +80,7 @@ def reader(shape: dict[str, int], rank: int, world_size: int | None = None) -> W
 
 
 def state(of: Reader) -> dict[str, Any]:
-    taken: dict[str, Any] = json.loads(json.dumps(of.state_dict()))
-    return taken
+    return json.loads(json.dumps(of.state_dict()))
 
 
 @settings(max_examples=25, deadline=None)

@@ -99,8 +99,7 @@ class Interaction(nn.Module):
         self.scale = nn.Linear(DIM * len(FEATURES), DIM * len(FEATURES))
 
     def forward(self, found: KeyedTensor) -> Tensor:
-        vectors: Tensor = self.scale(torch.cat([found[name] for name in FEATURES], dim=1))
-        return vectors
+        return self.scale(torch.cat([found[name] for name in FEATURES], dim=1))
 
 
 def _uneven() -> nn.Module:

@@ -102,8 +102,7 @@ def _of_all_ranks(losses: list[Tensor]) -> list[float]:
 
 @pytest.fixture(scope="module", params=OPTIMIZERS)
 def optimizer(request: pytest.FixtureRequest) -> Optimizer:
-    chosen: Optimizer = request.param
-    return chosen
+    return request.param
 
 
 @pytest.fixture(scope="module")
