@@ -111,8 +111,7 @@ def run(
         program.kill_all()
         raise
     done = subprocess.CompletedProcess([*map(str, command)], code, *program.output())
-    if check:
-        done.check_returncode()
+    assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 

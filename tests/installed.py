@@ -72,8 +72,7 @@ def install_wheel(source: Path, folder: Path) -> None:
 
 
 def python(environment: dict[str, str], *arguments: object) -> str:
-    done = forked.run([sys.executable, *map(str, arguments)], env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run([sys.executable, *map(str, arguments)], env=environment, check=True)
     return done.stdout
 
 

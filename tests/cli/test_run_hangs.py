@@ -203,8 +203,7 @@ def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     options = ["--json", "report.json", "--workers", str(workers), "-v"]
     command = [RECD, "--plugins-dir", ".", "run", "registry.yaml", *options]
-    done = forked.run(command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked.run(command, cwd=tmp_path, check=True)
     found = json.loads((tmp_path / "report.json").read_text())["stalls"]
     assert found["worst"]["rank"] == 0
     # 14 steps: 5 are left out, and 2 take no batch.

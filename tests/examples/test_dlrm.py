@@ -34,8 +34,7 @@ def copy(name: str, folder: Path, changes: dict[str, str]) -> None:
 
 
 def compared(folder: Path, command: list[str], steps: int = 8, samples: int = 512) -> Any:
-    done = forked.run([forked.RECD, *command[1:], "--json", "out.json"], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = forked.run([forked.RECD, *command[1:], "--json", "out.json"], cwd=folder, check=True)
     assert re.search(rf"losses\s+of\s+(all\s+)?{steps}\s+steps", done.stdout), done.stdout
     report = json.loads((folder / "out.json").read_text())
     assert np.allclose(report["baseline"]["losses"], report["plugins"]["losses"], atol=1e-3)

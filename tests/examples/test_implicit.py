@@ -38,8 +38,7 @@ def train_small(folder: Path, name: str, batch_size: int, rate: float, **options
     document["training"] |= {**small, "learning_rate": rate}
     document["model"]["options"] |= options
     yaml.dump(document, folder / name)
-    done = forked.run([forked.RECD, "run", name], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forked.run([forked.RECD, "run", name], cwd=folder, check=True)
 
 
 def ranked(*arguments: str) -> dict[str, float]:

@@ -53,8 +53,7 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
         "report.json",
         *options,
     ]
-    done = forked.run(command, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forked.run(command, cwd=folder, check=True)
     return json.loads((folder / "report.json").read_text())
 
 

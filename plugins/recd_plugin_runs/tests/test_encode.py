@@ -93,8 +93,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def recd(folder: Path, *words: str) -> None:
-    done = forked.run([forked.RECD, *words], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forked.run([forked.RECD, *words], cwd=folder, check=True)
 
 
 @pytest.fixture(scope="module")

@@ -62,8 +62,7 @@ def test_the_output_fits_one_screen_unless_verbose() -> None:
     small = ["training.batch_size=1"]
     detail = ("training.device", "auto", "sharded by", "all_reduce", "waiting for data, share")
     for options in ([], ["-v"]):
-        done = forked.run([RECD, "run", "a.yaml", *small, *options], cwd=Path.cwd())
-        assert done.returncode == 0, done.stderr
+        done = forked.run([RECD, "run", "a.yaml", *small, *options], cwd=Path.cwd(), check=True)
         text = done.stderr + done.stdout
         lines = [line for line in text.splitlines() if not line.startswith("training: step=")]
         heads = r"^ +test +validation +train *$.*^ samples .*^training, "
