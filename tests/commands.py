@@ -1,5 +1,7 @@
 """Commands of ``recd`` in this process."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from click.testing import CliRunner, Result

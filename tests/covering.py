@@ -1,5 +1,7 @@
 """Pairwise samples of test matrices, and tests by day."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Hashable, Sequence
 from itertools import combinations

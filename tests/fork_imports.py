@@ -1,5 +1,7 @@
 """Imports of the fork server of test processes."""
 
+from __future__ import annotations
+
 import fcntl
 import gc
 

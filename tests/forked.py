@@ -4,6 +4,8 @@ Each has its own session, environment, folder, output, exit code, ranks and work
 start itself (imports, installed commands, torchrun, limits of memory) use ``subprocess``.
 """
 
+from __future__ import annotations
+
 import multiprocessing
 import os
 import runpy

@@ -6,6 +6,8 @@ machine. Runs give losses, sent bytes, lookups, sections of tiers and caches, an
 their checkpoint; plans their whole report.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import subprocess

@@ -1,5 +1,7 @@
 """Packages of plugins, installed into a folder on the path."""
 
+from __future__ import annotations
+
 import ast
 import os
 import shutil

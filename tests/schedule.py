@@ -3,6 +3,8 @@
 A pattern is of files, and of all their tests; or, with ``::``, of those whose names start so.
 """
 
+from __future__ import annotations
+
 #: Left out by ``make test-fast``: runs from start to end, and every cell of a matrix. What they put
 #: together has tests of its own, which stay. Of their matrices each value runs once by day.
 SLOW = (

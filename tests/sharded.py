@@ -1,5 +1,7 @@
 """Modules with tables, and models that are sharded on ranks."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """A file system that is soon full."""
 
+from __future__ import annotations
+
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """A small table and registries for tests."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

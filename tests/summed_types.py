@@ -1,5 +1,7 @@
 """Recording of the dtypes in which gradients of rows are summed."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

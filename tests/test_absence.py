@@ -1,5 +1,7 @@
 """Without any one of the built-in plugins, everything that does not use it works as before."""
 
+from __future__ import annotations
+
 import os
 import re
 import shutil

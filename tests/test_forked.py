@@ -1,5 +1,7 @@
 """The fork server of readers and ranks."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Imports: none in a circle or of private modules, no plugin named, nothing changed or said."""
 
+from __future__ import annotations
+
 import ast
 import gc
 import inspect

@@ -1,5 +1,7 @@
 """Installed packages of plugins: loaded by their names; broken ones stop only what needs them."""
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess

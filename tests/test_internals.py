@@ -1,5 +1,7 @@
 """Private names of torch, TorchRec and FBGEMM that this project uses exist in their sources."""
 
+from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterator

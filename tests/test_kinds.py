@@ -1,5 +1,7 @@
 """Kinds of third parties: found, in conflict, wrong, in registry files and in the schema."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Errors of plugins name the plugin and its line, also if a wrapper calls it."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

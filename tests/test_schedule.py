@@ -1,5 +1,7 @@
 """What runs by day is some of all, all of it within days, and patterns are of tests."""
 
+from __future__ import annotations
+
 import re
 from functools import cache
 from itertools import product

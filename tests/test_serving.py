@@ -1,5 +1,7 @@
 """LiveModel: applies versions completely and in order, whatever happens to their files."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import signal

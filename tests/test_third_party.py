@@ -1,5 +1,7 @@
 """Third parties' packages: installed as wheels, found, trained with, and their own tests run."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import tomllib

@@ -1,5 +1,7 @@
 """Control characters of data never reach a terminal; the colours of commands do."""
 
+from __future__ import annotations
+
 import io
 import os
 import sys

@@ -5,6 +5,8 @@ TorchRec in ``build/torchrec`` with everything else from this environment, runs 
 prints a table. It goes on where it was stopped.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re

@@ -1,5 +1,7 @@
 """Access profiles: probabilities, merging and their file."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path

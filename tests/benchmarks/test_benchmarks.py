@@ -1,5 +1,7 @@
 """Every benchmark runs at its tiny size; docs/performance.md quotes what benchmarks measure."""
 
+from __future__ import annotations
+
 import json
 import math
 import os

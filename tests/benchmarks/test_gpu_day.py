@@ -1,5 +1,7 @@
 """The steps of ``benchmarks/gpu_day.sh``: what failed stays failed until it runs again."""
 
+from __future__ import annotations
+
 import re
 import subprocess
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Counts of launches, syncs and operators per training step stay below their ceilings."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

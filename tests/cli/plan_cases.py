@@ -1,5 +1,7 @@
 """A small registry in a folder of its own, and commands on it in this process."""
 
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
 

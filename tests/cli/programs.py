@@ -1,5 +1,7 @@
 """`recd` as a process of its own, which may be killed."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import time

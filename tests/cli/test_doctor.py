@@ -1,5 +1,7 @@
 """``recd doctor``: installations that do and do not fit together, and models of trainers."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import sys

@@ -1,5 +1,7 @@
 """Every command that reads a file or folder, with what is none, or cannot be read: no traceback."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Callable

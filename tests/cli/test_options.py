@@ -1,5 +1,7 @@
 """What options refuse before any work is done."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pyarrow as pa

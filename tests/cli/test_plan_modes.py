@@ -1,5 +1,7 @@
 """Modes of `recd plan` that plugins bring: what they are handed, and what is refused."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Runs with a stopped or slow rank or reader: it is named, and the run goes on or ends in time."""
 
+from __future__ import annotations
+
 import io
 import json
 import os

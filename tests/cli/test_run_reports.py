@@ -1,5 +1,7 @@
 """`recd run` writes files that packages have the options of."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """`recd run` that is validated, stopped early, ended by signals, and gone on with: bit for bit."""
 
+from __future__ import annotations
+
 import csv
 import fcntl
 import json

@@ -1,5 +1,7 @@
 """A dataset of numbers, and plugins that show whether other processes have the trainer's state."""
 
+from __future__ import annotations
+
 import os
 import random
 from collections.abc import Generator, Iterator

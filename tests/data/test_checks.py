@@ -1,5 +1,7 @@
 """Ids outside their table and numbers that are not finite are named before they reach a model."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

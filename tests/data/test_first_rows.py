@@ -1,5 +1,7 @@
 """Wrappers of datasets: plans follow the order of their rows, and sessions pass through them."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Preprocessing that is fitted to training rows: to what, how often, and who has it then."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """No row is read twice or lost, whatever the ranks and wherever a run stops."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 from hypothesis import given

@@ -1,5 +1,7 @@
 """Conversion of batches to the inputs of TorchRec's embedding modules."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

@@ -1,5 +1,7 @@
 """Batches taken out of several others, all rows of a dataset, and the layout ``list_dict``."""
 
+from __future__ import annotations
+
 from itertools import pairwise
 
 import numpy as np

@@ -1,5 +1,7 @@
 """What a trainer waits, by what made it wait; time is a clock of the tests'."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 

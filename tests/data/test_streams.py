@@ -1,5 +1,7 @@
 """A data loader of a stream: the ranks take their batches together."""
 
+from __future__ import annotations
+
 import io
 import time
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """A model with a table for each kind of sharding, and its batches."""
 
+from __future__ import annotations
+
 import torch
 from tests.sharded import PLACES, bags, exact_sharders, sequences, shard
 from torch import Tensor, nn

@@ -1,5 +1,7 @@
 """TorchRec's own check of a sharder, run in ranks that are there already."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The model, the data and the plain reference of the parity tests."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """Modules with coalesced tables do what they do without, and send what is distinct."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,5 +1,7 @@
 """Rows and bags from rows of unique ids: compiled and by torch, against F.embedding_bag."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from itertools import accumulate
 from unittest.mock import patch

@@ -1,5 +1,7 @@
 """Bytes, ids and memory of a feature fall by its DedupeFactor (RecD, section 5)."""
 
+from __future__ import annotations
+
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal

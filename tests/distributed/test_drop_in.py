@@ -1,5 +1,7 @@
 """A trainer with an optimizer, parameters and codecs of its own keeps them, table by table."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any
 

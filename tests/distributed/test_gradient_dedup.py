@@ -1,5 +1,7 @@
 """Gradients of rows arrive as they do by TorchRec's all-to-all, and equal ones travel once."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext
 from typing import Any, Literal
 

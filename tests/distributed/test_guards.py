@@ -1,5 +1,7 @@
 """What goes wrong with TorchRec alone, what is mended, and what is refused."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

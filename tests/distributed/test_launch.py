@@ -1,5 +1,7 @@
 """Ranks of a launch: results, environment, failures, ends and timeouts of groups."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal

@@ -1,5 +1,7 @@
 """FBGEMM's kernels in TorchRec's lookups: rows fetched ahead, and batch forms by optimizer."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Modules that TorchRec's own sharders take: which sharder each gets, and what is refused."""
 
+from __future__ import annotations
+
 from functools import partial
 from importlib.util import find_spec
 from typing import Any

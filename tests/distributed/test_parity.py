@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from functools import cache
 from itertools import product
 from pathlib import Path

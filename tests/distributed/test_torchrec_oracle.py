@@ -1,5 +1,7 @@
 """TorchRec's own numerical check passes wherever the stock sharders pass it, and beyond."""
 
+from __future__ import annotations
+
 import pytest
 from tests.distributed.oracle_cases import OracleCase, check
 from torchrec.modules.embedding_configs import PoolingType

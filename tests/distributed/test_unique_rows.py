@@ -1,5 +1,7 @@
 """Models that take unique rows for rows, which no shape tells where other rows are all unique."""
 
+from __future__ import annotations
+
 import pickle
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Reads pages of the documentation."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

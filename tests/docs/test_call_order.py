@@ -1,5 +1,7 @@
 """Plugins are called in the order that docs/plugins/index.md says."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Links lead somewhere, the index to every page, and the site needs no network."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import re

@@ -14,6 +14,8 @@ Every page has a folder of its own. Blocks of code, by their info string:
 At the end pytest runs the files ``test_*.py``, with the folder ``plugins`` on the path.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shlex

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """Deduplication of a trainer's own batches: the same losses, and said what came of it."""
 
+from __future__ import annotations
+
 import copy
 import itertools
 import logging

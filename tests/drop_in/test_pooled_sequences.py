@@ -1,5 +1,7 @@
 """Sequences that are pooled over unique rows: what pooling by hand gives, refused or equal."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

@@ -1,5 +1,7 @@
 """Features of a batch stored at once, as each by itself."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest

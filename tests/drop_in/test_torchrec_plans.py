@@ -1,5 +1,7 @@
 """TorchRec's planner and a trainer's own sharders decide as they do without this library."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

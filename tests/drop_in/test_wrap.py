@@ -1,5 +1,7 @@
 """A model of a trainer, with a registry file or without: what is the trainer's stays so."""
 
+from __future__ import annotations
+
 import copy
 import pickle
 import subprocess

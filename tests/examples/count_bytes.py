@@ -1,5 +1,7 @@
 """Runs a training script and writes what collectives of this rank sent: SCRIPT REPORT."""
 
+from __future__ import annotations
+
 import json
 import os
 import runpy

@@ -1,5 +1,7 @@
 """The examples criteo, random and trace, smaller, as their READMEs say."""
 
+from __future__ import annotations
+
 import json
 import re
 import shlex

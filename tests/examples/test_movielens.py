@@ -1,5 +1,7 @@
 """The MovieLens example, on a file made as its README tells and on the real one."""
 
+from __future__ import annotations
+
 import json
 import re
 from importlib import import_module

@@ -1,5 +1,7 @@
 """The example of online training: messages that arrive change the served model."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil

@@ -1,5 +1,7 @@
 """The serving example: the commands of its README, small, and what its server answers."""
 
+from __future__ import annotations
+
 import http.client
 import importlib
 import json

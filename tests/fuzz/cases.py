@@ -4,6 +4,8 @@ A command refuses a bad input by a message, or does what it would do with a good
 nothing, and changes no file if it fails.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import tempfile

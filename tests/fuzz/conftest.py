@@ -1,5 +1,7 @@
 """Keeps torchrec quiet: it logs whole models at each start of a run."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 

@@ -1,5 +1,7 @@
 """A tiny table, its registry, and results of commands next to those of plain Python."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections import Counter

@@ -1,5 +1,7 @@
 """Ids that no row of a table has, on every way that ids take."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Files that one command writes for another, or for itself, and that somebody changed meanwhile."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -1,5 +1,7 @@
 """Parquet tables whose bytes, files, types, columns or values are not as they should be."""
 
+from __future__ import annotations
+
 import decimal
 import operator as ops
 import os

@@ -1,5 +1,7 @@
 """Registry files whose text is damaged or written otherwise, and values that are none."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

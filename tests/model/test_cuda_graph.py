@@ -1,5 +1,7 @@
 """Layers replayed as CUDA graphs train like layers without graphs."""
 
+from __future__ import annotations
+
 import copy
 from unittest.mock import patch
 

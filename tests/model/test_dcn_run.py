@@ -1,5 +1,7 @@
 """A DCN trains with everything a DLRM trains with, and to the same losses whatever that is."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """The demo model computes what its features say, in whatever order TorchRec returns them."""
 
+from __future__ import annotations
+
 import itertools
 from pathlib import Path
 from typing import Any

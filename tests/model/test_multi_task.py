@@ -1,5 +1,7 @@
 """Losses of tasks with missing labels, and the layers of multi-task models."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A model of a third party, in registry files and in training."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path

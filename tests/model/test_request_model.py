@@ -1,5 +1,7 @@
 """Models that compute the user side once per request: the same results as per row."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from tests.model import request_cases as cases

@@ -1,5 +1,7 @@
 """User layers that run once per request row compute the same as layers that run per row."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

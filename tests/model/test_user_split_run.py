@@ -1,5 +1,7 @@
 """Runs with user layers once per request, under each way to shard or cache tables."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

@@ -1,5 +1,7 @@
 """A run that goes on with ``auto`` takes the entries that it was started with."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

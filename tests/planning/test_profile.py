@@ -1,5 +1,7 @@
 """The profile of data against batches as the model gets them: lengths and distinct ids."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

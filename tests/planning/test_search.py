@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from collections.abc import Generator, Iterable, Sequence
 from operator import attrgetter
 from typing import Any

@@ -1,5 +1,7 @@
 """The work of a step, against that of a real step and by hand; and the seconds of work."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

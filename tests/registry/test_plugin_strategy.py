@@ -1,5 +1,7 @@
 """Table parts as the framework asks them: errors name the entry, its plugin and the method."""
 
+from __future__ import annotations
+
 from inspect import signature
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """What a registry file that is right gives, and the versions of its plugins."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

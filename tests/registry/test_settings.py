@@ -1,5 +1,7 @@
 """Values and shardings that a command line sets in a registry file."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 from typing import Any

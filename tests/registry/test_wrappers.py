@@ -1,5 +1,7 @@
 """Wrappers of a dataset: ``dataset.wrap`` in registry files."""
 
+from __future__ import annotations
+
 import json
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Jagged index select against rows that are taken one by one, forward and backward."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from hypothesis import given

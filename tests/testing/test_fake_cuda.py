@@ -1,5 +1,7 @@
 """The fake CUDA device rejects CPU tensors, and deduplication runs on it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest

@@ -1,5 +1,7 @@
 """The contract of datasets refuses a wrapper that has other rows than what it wraps, by the row."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast

@@ -4,6 +4,8 @@
 installed or near it, and fetches nothing; what is tested is what is installed, and these sharders.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import subprocess

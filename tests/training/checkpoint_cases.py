@@ -1,5 +1,7 @@
 """A small model that is trained and saved, and copies of its checkpoint that are spoiled."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import signal

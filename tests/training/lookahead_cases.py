@@ -1,5 +1,7 @@
 """Training with lookahead on one rank: what happens when, and what goes on after a failure."""
 
+from __future__ import annotations
+
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Pickles that run a command as they are unpickled, each in another way."""
 
+from __future__ import annotations
+
 import json
 import os
 import pickle

@@ -1,5 +1,7 @@
 """Checkpoints have all state of a trainer's own optimizers, also of those that make it lazily."""
 
+from __future__ import annotations
+
 import pickle
 import re
 from functools import partial

@@ -1,5 +1,7 @@
 """What a run would do up to its first step."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

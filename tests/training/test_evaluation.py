@@ -1,5 +1,7 @@
 """Evaluation of tables whose rows do not fill batches, for processes of ranks."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from functools import partial

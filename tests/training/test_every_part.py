@@ -3,6 +3,8 @@
 Parts are those that are installed, not those that a list here remembers.
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 from typing import Any

@@ -4,6 +4,8 @@ which rank is gone, and what goes on from the checkpoint has the same losses.
 By night alone: each fault takes half a minute.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import random

@@ -1,5 +1,7 @@
 """Optimizer entries of tables, and learning rate schedules."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Pipelines that overlap steps, or look rows of cached tables up ahead."""
 
+from __future__ import annotations
+
 import gc
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Train pipelines of plugins: the same losses, and faults that name them."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """What a comparison says of two runs."""
 
+from __future__ import annotations
+
 import json
 import math
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """A run is put together as it is planned and alike on all ranks, also with deferred tables."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

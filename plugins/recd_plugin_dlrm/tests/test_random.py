@@ -1,5 +1,7 @@
 """Dataset ``dlrm.random``: what is drawn, and that every row is itself wherever it is made."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Dataset ``dlrm.trace``: ids have the profiled locality, and are drawn once."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

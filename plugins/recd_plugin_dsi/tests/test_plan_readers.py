@@ -1,5 +1,7 @@
 """`recd plan --readers`, and its advice for given measurements."""
 
+from __future__ import annotations
+
 import json
 from io import StringIO
 from pathlib import Path

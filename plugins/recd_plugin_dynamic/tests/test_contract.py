@@ -1,5 +1,7 @@
 """The contract of the callback. Tests of built-in plugins have that of the sharding."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """Dynamic tables in an existing trainer."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import numba
 import numpy as np
 import torch

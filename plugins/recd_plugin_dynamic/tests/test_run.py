@@ -1,5 +1,7 @@
 """Dynamic tables from ``recd init`` to reports, scores and embeddings."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Sharded modules with dynamic tables, compared to fixed tables and to a model of eviction."""
 
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """A small table of sequences, and registries with flexshard over it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

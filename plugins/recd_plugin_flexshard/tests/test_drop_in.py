@@ -1,5 +1,7 @@
 """Tiers in a trainer that exists, which pools sequences over unique rows."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """What a registry with flexshard prepares, plans and refuses."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """The reports of `recd plan --tiers`, and of tiers in `recd run`."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 from io import StringIO

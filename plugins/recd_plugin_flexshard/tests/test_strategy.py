@@ -1,5 +1,7 @@
 """What tiers of rows say of a step is what their plan predicts."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Tables of clicks for tests."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

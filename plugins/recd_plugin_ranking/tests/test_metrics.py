@@ -1,5 +1,7 @@
 """Metric ``ranking.metrics``: torchmetrics' and torchrec's figures, and ties in random order."""
 
+from __future__ import annotations
+
 import pickle
 from itertools import permutations
 from typing import Any

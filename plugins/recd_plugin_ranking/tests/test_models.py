@@ -1,5 +1,7 @@
 """Models ``ranking.two_tower`` and ``ranking.sasrec``: tables on the meta device, and losses."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Wrapper ``ranking.negatives``: what is drawn goes by the row and the epoch alone."""
 
+from __future__ import annotations
+
 from collections import Counter
 from pathlib import Path
 from typing import Any

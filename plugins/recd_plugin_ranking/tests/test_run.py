@@ -1,5 +1,7 @@
 """Runs on 2 ranks: losses of stock TorchRec and of the model that is not sharded; resumed alike."""
 
+from __future__ import annotations
+
 import json
 import pickle
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """What the contract of converters leaves open: the form of each feature, in either layout."""
 
+from __future__ import annotations
+
 from itertools import chain
 from typing import Any
 

@@ -1,5 +1,7 @@
 """``recd analyze`` and ``recd cluster`` read all formats of ``recd init``, and registry files."""
 
+from __future__ import annotations
+
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Dataset ``recd.interactions``: formats, sessions, features and splits."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """Features of a log of interactions know no future, and are those of a plain loop."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

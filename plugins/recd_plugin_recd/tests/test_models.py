@@ -1,5 +1,7 @@
 """``recd init``: a registry file that is valid, complete and never overwritten."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

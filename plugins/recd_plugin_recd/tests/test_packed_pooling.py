@@ -1,5 +1,7 @@
 """CUDA's attention over packed rows, with its kernel on the CPU, against the CPU's attention."""
 
+from __future__ import annotations
+
 from copy import deepcopy
 from typing import Any
 

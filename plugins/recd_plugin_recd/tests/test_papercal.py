@@ -1,5 +1,7 @@
 """``recd generate``: its tables have the statistics that the project's goals are set on."""
 
+from __future__ import annotations
+
 import hashlib
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Pooling plugins against plain ones, row by row."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Tables that are scored: every row in stored order, with the features of another table."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

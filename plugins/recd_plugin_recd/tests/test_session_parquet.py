@@ -1,5 +1,7 @@
 """Dataset ``recd.session_parquet``: what is read, by whom, and how a reader goes on."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Dataset wrapper ``recd.whole_requests``: whole requests, equal costs, exact losses."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path

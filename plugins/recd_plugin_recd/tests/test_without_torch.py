@@ -1,5 +1,7 @@
 """Commands that read and write tables need no torch."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

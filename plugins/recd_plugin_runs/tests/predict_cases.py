@@ -1,5 +1,7 @@
 """Training, evaluating and predicting under each registry, for processes of ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

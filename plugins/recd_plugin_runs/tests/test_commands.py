@@ -1,5 +1,7 @@
 """What `recd evaluate`, `predict`, `export` and `embeddings` refuse before anything is imported."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """``encode.py`` and an exported model score raw rows like ``recd predict``."""
 
+from __future__ import annotations
+
 import datetime
 import json
 import random

@@ -1,5 +1,7 @@
 """Exported models give the scores of training, whatever the lengths of histories."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

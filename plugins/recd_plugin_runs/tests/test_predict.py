@@ -1,5 +1,7 @@
 """Scores by a checkpoint: of every row, the same whatever placed the tables on how many ranks."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A published model scores like the checkpoint of the run that publishes it."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

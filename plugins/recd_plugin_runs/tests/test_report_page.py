@@ -1,5 +1,7 @@
 """Runs as a page: what stands out, figures, curves, and sections that nobody here knows."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Container

@@ -1,5 +1,7 @@
 """Runs with folders of their own: train, compare, resume and score them without a registry."""
 
+from __future__ import annotations
+
 import json
 import math
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Files of scores, and columns that ``--keep`` carries."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Metrics per value of a column, and baselines, against numpy and scikit-learn."""
 
+from __future__ import annotations
+
 from typing import Any, cast
 
 import numpy as np

@@ -1,5 +1,7 @@
 """What trackers write, and that a run which goes on writes nothing twice."""
 
+from __future__ import annotations
+
 import csv
 import json
 import re

@@ -1,5 +1,7 @@
 """What ranks run, and registries with caches."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A small table of sessions."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 

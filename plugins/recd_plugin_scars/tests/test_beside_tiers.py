@@ -1,5 +1,7 @@
 """A cached table, and one with an optimizer of its own, beside tiers in one EmbeddingCollection."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, cast
 

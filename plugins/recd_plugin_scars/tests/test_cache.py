@@ -1,5 +1,7 @@
 """``scars.cache``: the sizes of its caches, their costs, and its errors."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``recd run`` and ``recd plan`` of registries with ``scars.cache``."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any, cast

@@ -1,5 +1,7 @@
 """`recd run` with cached tables, killed and resumed: as if never killed, and as without a cache."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

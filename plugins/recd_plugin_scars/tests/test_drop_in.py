@@ -1,5 +1,7 @@
 """Caches in a trainer that exists."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from tests.drop_in import pooled_sequences_cases as cases

@@ -1,5 +1,7 @@
 """Wrapper ``scars.hot_batches``: the contract of datasets, and what a model's caches make hot."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path

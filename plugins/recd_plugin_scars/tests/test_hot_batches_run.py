@@ -1,5 +1,7 @@
 """Hot batches in training: the backing store rests, all sides and workers see the same batches."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """Caches that look ahead have a pipeline of their own."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """The contract of row policies: the built-in ones pass it, and a wrong one does not."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

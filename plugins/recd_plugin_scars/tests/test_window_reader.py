@@ -1,5 +1,7 @@
 """Windows of hot batches: every row once, order bounded, exact positions, steps alike on ranks."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest

@@ -1,5 +1,7 @@
 """A Kafka cluster for tests: librdkafka's own mock cluster, in this process."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable
 from typing import Any

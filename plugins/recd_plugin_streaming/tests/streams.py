@@ -1,5 +1,7 @@
 """Rows of tests, and what readers of streams yield."""
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

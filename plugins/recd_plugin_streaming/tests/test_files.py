@@ -1,5 +1,7 @@
 """``streaming.files``: batches, positions and faults."""
 
+from __future__ import annotations
+
 import os
 from typing import Any
 

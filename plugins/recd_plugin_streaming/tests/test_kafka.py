@@ -1,5 +1,7 @@
 """``streaming.kafka`` against librdkafka's mock cluster: batches, positions and faults."""
 
+from __future__ import annotations
+
 import io
 import json
 from typing import Any

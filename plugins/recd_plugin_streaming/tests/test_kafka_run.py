@@ -1,5 +1,7 @@
 """Runs on a Kafka topic that are killed at random moments train each message exactly once."""
 
+from __future__ import annotations
+
 import json
 import math
 import os

@@ -1,5 +1,7 @@
 """A table that tests of this package import."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pyarrow.parquet as pq

@@ -1,5 +1,7 @@
 """What tests of this package share."""
 
+from __future__ import annotations
+
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """Uses of columns: each column has one, and what cannot be is told before anything is read."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pyarrow as pa

@@ -1,5 +1,7 @@
 """Histories from stores of events: the last events before a row's time, and no later ones."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

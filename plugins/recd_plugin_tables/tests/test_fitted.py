@@ -1,5 +1,7 @@
 """Fitted preprocessing against numpy. Tests of built-in plugins have its contracts."""
 
+from __future__ import annotations
+
 import pickle
 from collections import Counter
 from contextlib import nullcontext

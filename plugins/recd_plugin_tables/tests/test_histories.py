@@ -1,5 +1,7 @@
 """Histories that an import builds hold earlier rows of the session and no others."""
 
+from __future__ import annotations
+
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,5 +1,7 @@
 """Option ``label``: several labels of a row, with gaps, and what is refused."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 from typing import Any

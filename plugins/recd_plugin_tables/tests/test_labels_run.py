@@ -1,5 +1,7 @@
 """Several labels, some of them missing, from a table to scores and to a served model."""
 
+from __future__ import annotations
+
 import json
 import sys
 from importlib import import_module

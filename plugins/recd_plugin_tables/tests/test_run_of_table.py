@@ -1,5 +1,7 @@
 """`recd run TABLE`: the registry that is written for it, up to what a dry run shows."""
 
+from __future__ import annotations
+
 import re
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Tables that a dataset ``tables.table`` scores: ids are those that training has."""
 
+from __future__ import annotations
+
 import gzip
 import pickle
 from datetime import datetime

@@ -1,5 +1,7 @@
 """Tables of every format: the same rows, whoever wrote them; and what is none is told."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import subprocess

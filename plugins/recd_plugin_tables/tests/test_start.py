@@ -1,5 +1,7 @@
 """``recd init TABLE``: every column stands in the file, with what it is taken for and why."""
 
+from __future__ import annotations
+
 import math
 from decimal import Decimal
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Dataset ``tables.table``: imports keep every row, and give each value as the table has it."""
 
+from __future__ import annotations
+
 import os
 import time
 from itertools import pairwise

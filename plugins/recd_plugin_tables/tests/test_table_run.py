@@ -1,5 +1,7 @@
 """Training on tables as users have them: nested candidates as JSON lines, text with gaps as CSV."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Values of every type, against what Python itself makes of them."""
 
+from __future__ import annotations
+
 import datetime as dt
 import hashlib
 import math

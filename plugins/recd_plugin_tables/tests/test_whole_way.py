@@ -1,5 +1,7 @@
 """From a table that another library wrote to its scores, by four commands and no edit."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from shutil import rmtree

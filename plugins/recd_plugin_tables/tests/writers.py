@@ -1,5 +1,7 @@
 """One small table, as many libraries write it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

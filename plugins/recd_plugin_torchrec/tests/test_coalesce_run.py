@@ -1,5 +1,7 @@
 """A run with coalesced tables, of bags and in tiers of rows, is the run without."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """A registry's only entry, the machines that it is planned for, and what it chose."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from recd_plugin_tuning.auto import Chosen

@@ -1,5 +1,7 @@
 """What ranks of test_cluster do."""
 
+from __future__ import annotations
+
 import time
 from itertools import cycle
 

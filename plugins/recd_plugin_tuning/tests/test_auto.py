@@ -1,5 +1,7 @@
 """What ``auto`` chooses: as good as the best by hand, the same each time, and told."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from itertools import product

@@ -1,5 +1,7 @@
 """What is measured of a cluster, and the topology that it makes."""
 
+from __future__ import annotations
+
 import json
 import re
 import sys

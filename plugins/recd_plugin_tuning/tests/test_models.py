@@ -1,5 +1,7 @@
 """`auto` with shardings of third parties, and for models of one's own."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """`recd plan --auto`, `--scaling` and `--batch-size auto`."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

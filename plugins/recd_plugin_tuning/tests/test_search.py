@@ -1,5 +1,7 @@
 """The search of ``auto`` over given evaluations, and the report of what it chose."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

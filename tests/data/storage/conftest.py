@@ -1,5 +1,7 @@
 """An S3-compatible store on loopback and a table in it, for as long as the tests run."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,6 +4,8 @@ moto's server behind a WSGI application that adds a set time to each GET, as a s
 takes before its first byte, and lists requests at ``/-/requests``.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Locations: what is found where, and what is said where nothing is, or nobody may look."""
 
+from __future__ import annotations
+
 import socket
 import sys
 import threading

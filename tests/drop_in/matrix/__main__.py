@@ -1,5 +1,7 @@
 """Runs every cell of the trainer matrix and writes the outcomes as a page."""
 
+from __future__ import annotations
+
 import argparse
 import json
 from collections import Counter

@@ -1,5 +1,7 @@
 """Modules with embedding tables, by name."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,7 @@
 """Trains cells on two ranks: with recd_plugins, with TorchRec alone and unsharded."""
 
+from __future__ import annotations
+
 import logging
 import re
 import warnings

@@ -1,5 +1,7 @@
 """The matrix of drop-in: no cell trains differently from stock TorchRec without a message."""
 
+from __future__ import annotations
+
 from itertools import product
 
 import pytest

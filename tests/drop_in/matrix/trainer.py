@@ -1,5 +1,7 @@
 """A trainer on one rank: with recd_plugins, with TorchRec alone, or unsharded."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """``test.left``: a model whose tables TorchRec's own sharder takes, as bags with weights."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 

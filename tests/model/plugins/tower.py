@@ -1,5 +1,7 @@
 """``test.tower``: a model of a third party, whose tables have names of its own."""
 
+from __future__ import annotations
+
 import os
 import random
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """``test.loop``: a train pipeline of a third party, one batch after the other."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 

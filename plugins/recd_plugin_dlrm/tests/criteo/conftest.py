@@ -1,5 +1,7 @@
 """Small files of Criteo's format, and units so small that they have several."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from functools import cache

@@ -1,5 +1,7 @@
 """Small files of Criteo's format."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

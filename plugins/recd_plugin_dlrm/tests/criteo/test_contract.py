@@ -1,5 +1,7 @@
 """``dlrm.criteo`` keeps the contract of datasets in every format."""
 
+from __future__ import annotations
+
 import pytest
 
 from recd_plugin_dlrm.tests.criteo.criteo_cases import FORMATS, make

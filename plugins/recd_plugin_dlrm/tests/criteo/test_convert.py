@@ -1,5 +1,7 @@
 """``recd criteo convert``: what it writes, what it refuses, and what is left of a killed run."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -1,5 +1,7 @@
 """The same rows in another format are the same batches."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """How ids become rows of tables."""
 
+from __future__ import annotations
+
 from collections import Counter
 from typing import Any
 

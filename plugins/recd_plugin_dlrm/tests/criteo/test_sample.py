@@ -1,5 +1,7 @@
 """``recd criteo sample``."""
 
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
 

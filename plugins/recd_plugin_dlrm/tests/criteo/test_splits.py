@@ -1,5 +1,7 @@
 """Which files are which days, and which rows of them are trained on."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Lines of TSV: parsed as Python would, and malformed ones named."""
 
+from __future__ import annotations
+
 import json
 from contextlib import closing, nullcontext
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``recd trace profile`` and ``generate``: sources, files and what is said of wrong ones."""
 
+from __future__ import annotations
+
 import gzip
 import json
 from functools import partial

@@ -1,5 +1,7 @@
 """Algorithms 1 and 2 against what they are by definition, and the figures of the DLRM paper."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,5 +1,7 @@
 """`recd simulate` as a user runs it."""
 
+from __future__ import annotations
+
 import json
 from functools import partial
 from pathlib import Path

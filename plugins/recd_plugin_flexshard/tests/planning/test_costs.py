@@ -1,5 +1,7 @@
 """Breakpoints, how often rows are sent, and the accesses of a table."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

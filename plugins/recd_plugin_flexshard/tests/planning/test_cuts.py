@@ -1,5 +1,7 @@
 """FlexShard's cuts: the reference cases, several tables, budgets, and what cannot be kept."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The joint plan is the best of all assignments of rows to tiers."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import numpy as np

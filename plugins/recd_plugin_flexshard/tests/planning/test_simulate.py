@@ -1,5 +1,7 @@
 """Simulations against what ranks send, and against predictions."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

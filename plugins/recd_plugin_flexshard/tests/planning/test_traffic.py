@@ -1,5 +1,7 @@
 """What a plan sends by tier."""
 
+from __future__ import annotations
+
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple

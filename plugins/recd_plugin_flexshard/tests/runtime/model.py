@@ -1,5 +1,7 @@
 """The model, the data and the training of the tests of tiered tables."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from functools import partial

@@ -1,5 +1,7 @@
 """Checkpoints of tiered tables are those of the tables: both ways, on any ranks and nodes."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Mapping
 from io import BytesIO

@@ -1,5 +1,7 @@
 """Training with tiers is training without: loss, outputs and weights agree after six steps."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product

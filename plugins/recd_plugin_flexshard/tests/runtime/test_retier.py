@@ -1,5 +1,7 @@
 """Tiers follow the data while training goes on, and training is that without tiers."""
 
+from __future__ import annotations
+
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

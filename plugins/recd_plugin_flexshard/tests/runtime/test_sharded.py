@@ -1,5 +1,7 @@
 """A tiered collection does what one without tiers does, or says that it does not."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial

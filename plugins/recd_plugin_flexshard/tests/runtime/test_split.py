@@ -1,5 +1,7 @@
 """Every id of a batch goes to one tier, and comes back to its place."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,7 @@
 """``recd analyze``: what it finds in tables whose duplication is known, and what it refuses."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path

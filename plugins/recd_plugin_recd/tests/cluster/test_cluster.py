@@ -1,5 +1,7 @@
 """``recd cluster``: what it writes, whatever the memory, types, partitions and layout."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -1,5 +1,7 @@
 """Wrong and damaged input, and places that cannot be written: one error, nothing half written."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A run that was killed, and what the next one makes of what it left."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """``--engine spark`` against the embedded engine, in a real Spark on this machine."""
 
+from __future__ import annotations
+
 import shutil
 import sys
 from pathlib import Path

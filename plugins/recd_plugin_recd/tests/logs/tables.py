@@ -1,5 +1,7 @@
 """Small tables of sessions for the tests of logs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """``recd logs write`` and ``read``."""
 
+from __future__ import annotations
+
 import sys
 from functools import partial
 

@@ -1,5 +1,7 @@
 """Kafka, in the shape of librdkafka's own mock cluster."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 

@@ -1,5 +1,7 @@
 """TorchRec's planner and tables that are cached."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -1,5 +1,7 @@
 """Expected rows of a batch, against the paper's formula and against draws."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from hypothesis import given

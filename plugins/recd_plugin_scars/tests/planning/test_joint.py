@@ -1,5 +1,7 @@
 """The search for cache and batch size, against check values and enumeration."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import product
 

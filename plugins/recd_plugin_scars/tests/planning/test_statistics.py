@@ -1,5 +1,7 @@
 """What TorchRec's planner is told."""
 
+from __future__ import annotations
+
 from itertools import pairwise
 
 import numpy as np

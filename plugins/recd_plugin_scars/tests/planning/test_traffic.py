@@ -1,5 +1,7 @@
 """Plans of caches: predicted traffic against drawn rows, and the order of the cached rows."""
 
+from __future__ import annotations
+
 from itertools import product
 
 import numpy as np

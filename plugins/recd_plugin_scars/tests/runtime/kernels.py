@@ -1,5 +1,7 @@
 """Cached kernels and the uncached ones of the same tables, without a sharded module around."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

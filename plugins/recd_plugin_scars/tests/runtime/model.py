@@ -1,5 +1,7 @@
 """The parity model with cached tables and without, and its training on one rank."""
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Cached kernels against the uncached ones: outputs, weights and optimizer state, bit for bit."""
 
+from __future__ import annotations
+
 import gc
 from typing import Any
 

@@ -5,6 +5,8 @@ lookahead} x {KJT, IKJT} x fast memory of {0, 1, some, all} rows x {SGD, row-wis
 rows in memory and in files, of an EmbeddingBagCollection and an EmbeddingCollection.
 """
 
+from __future__ import annotations
+
 import functools
 import tempfile
 from collections import Counter

@@ -1,5 +1,7 @@
 """Caches that fit a plan get kernels as large as it says; others are refused."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

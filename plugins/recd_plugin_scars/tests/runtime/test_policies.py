@@ -1,5 +1,7 @@
 """Slots and policies against plain Python: which rows are there, and which leave."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 

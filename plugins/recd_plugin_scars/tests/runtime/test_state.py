@@ -1,5 +1,7 @@
 """Checkpoints of cached tables are those of plain ones, and have what the fast memory learned."""
 
+from __future__ import annotations
+
 import copy
 import tempfile
 from collections.abc import Callable, Iterator

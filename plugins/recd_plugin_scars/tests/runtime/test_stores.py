@@ -1,5 +1,7 @@
 """Backing stores, and the thread that moves their rows."""
 
+from __future__ import annotations
+
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """FBGEMM's UVM cache on the fake CUDA device, whose lookups bypass the cache."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
