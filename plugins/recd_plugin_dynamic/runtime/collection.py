@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recd_plugin_dynamic.runtime.rank_index import RankIndex
 from recd_plugin_dynamic.table import DynamicTable
-from recd_plugins.api import SetupError
+from recd_plugins.api import SetupError, jagged
 
 # Arguments of an EmbeddingCollection besides its tables. Older versions of TorchRec lack some.
 _OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
@@ -97,23 +97,7 @@ class _DynamicCollection:
             self.row_state[table](part.values()) if table in self.dynamic else part.values()
             for part, table in zip(parts, tables, strict=True)
         ]
-        return with_values(features, torch.cat(values))
-
-
-def with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Return a copy of ``features`` with other ids."""
-    variable = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=values,
-        weights=features.weights_or_none(),
-        lengths=features.lengths_or_none(),
-        offsets=features.offsets_or_none(),
-        stride=None if variable else features.stride(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-        length_per_key=features.length_per_key(),
-        inverse_indices=features.inverse_indices_or_none(),
-    )
+        return jagged.with_values(features, torch.cat(values))
 
 
 class DynamicBags(_DynamicCollection, EmbeddingBagCollection):

@@ -26,7 +26,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_dynamic.index.mix import bucket_width, mix
-from recd_plugin_dynamic.runtime.collection import DynamicBags, DynamicEmbeddings, with_values
+from recd_plugin_dynamic.runtime.collection import DynamicBags, DynamicEmbeddings
 from recd_plugin_dynamic.runtime.rank_index import RankIndex, Shard
 from recd_plugins.api import (
     ExactEmbeddingBagCollectionSharder,
@@ -35,6 +35,7 @@ from recd_plugins.api import (
     ExactShardedEmbeddingCollection,
     RecdError,
     SetupError,
+    jagged,
     lookup_kernels,
 )
 
@@ -169,7 +170,7 @@ class _ShardedDynamic:
                 mix(ids.long()) if feature in dynamic else ids.long()
                 for feature, ids in zip(features.keys(), _split(features), strict=True)
             ]
-            features = with_values(features, torch.cat(mixed))
+            features = jagged.with_values(features, torch.cat(mixed))
         return super().distribute(ctx, features)  # type: ignore[misc]
 
     def look_up(self: Any, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
@@ -195,7 +196,7 @@ class _ShardedDynamic:
                 sizes = [len(values[key]) for key in keys]
                 for key, part in zip(keys, torch.split(rows, sizes), strict=True):
                     values[key] = part
-        return with_values(received, torch.cat(values))
+        return jagged.with_values(received, torch.cat(values))
 
 
 def rank_indices(model: nn.Module) -> Iterator[tuple[str, RankIndex]]:

@@ -40,6 +40,7 @@ from recd_plugin_scars.runtime.uvm import UvmEmbedding, UvmEmbeddingBag
 from recd_plugins.api import (
     ExactnessError,
     LookupKernels,
+    jagged,
     lookup_kernels,
     portable_kernels,
 )
@@ -176,7 +177,7 @@ class _Cached(lookup_kernels.RowKernel):
         self._fast.follow_optimizer()
         self._fast.wait()
         try:
-            output = looked_up(_with_values(features, batch.slot_of_id))
+            output = looked_up(jagged.with_values(features, batch.slot_of_id))
         except BaseException:
             self._rows.release(batch, changed=False)
             raise
@@ -364,18 +365,3 @@ def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
         for table, traffic in kernel.traffic():
             total[table] = total.get(table, CacheTraffic()) + traffic
     return total
-
-
-def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Return a copy of ``features`` with other ids."""
-    variable = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=values,
-        weights=features.weights_or_none(),
-        lengths=features.lengths_or_none(),
-        offsets=features.offsets_or_none(),
-        stride=None if variable else features.stride(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-        length_per_key=features.length_per_key(),
-    )
