@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import torch
 
-from benchmarks._measure import Figure, Findings, Size, from_every_rank, lower
+from benchmarks._measure import Figure, Findings, Size, from_every_rank, higher, lower
 from benchmarks._ranks import RankTrainer, first_batches, start_rank
 from benchmarks._request_table import CANDIDATES, HISTORY, write_requests
 from benchmarks._stock import RANKS, SIZES, figures_over_stock
@@ -34,7 +34,7 @@ OPTIONS = [
     click.Option(
         ["--batch-size"],
         type=click.IntRange(min=1),
-        help="Rows per batch and rank in all runs. Default: 64 with --size tiny, otherwise 512.",
+        help="Rows per batch and rank in all runs. Default: 64 with --size tiny, otherwise 2048.",
     )
 ]
 # User features besides the history: user, country and hour of the day.
@@ -43,8 +43,8 @@ _USER_IDS = 3
 
 def run(size: Size, batch_size: int | None = None) -> Findings:
     """Train pairs of runs, stock and with plugins, with registries that ``recd init`` writes."""
-    steps, pairs, usual = SIZES[size]
-    batch_size = batch_size or usual
+    steps, pairs, _ = SIZES[size]
+    batch_size = batch_size or (64 if size == "tiny" else 2048)
     rows = (steps + 2) * batch_size * RANKS
     with tempfile.TemporaryDirectory() as name:
         folders = Path(name, "mean"), Path(name, "attention")
@@ -68,15 +68,21 @@ def run(size: Size, batch_size: int | None = None) -> Findings:
         ]
         of_dlrm = figures_over_stock(plain, pairs, settings)
         of_attention = figures_over_stock(attention, pairs, settings)
+        per_row = figures_over_stock(attention, pairs, [*settings, "model.pool_rows=all"])
         model = load_registry(plain).model
         assert model is not None
         peaks = launch(_step_peaks, RANKS, attention, settings)[0]
     speed, *others = of_dlrm
-    losses = of_dlrm[-1], of_attention[-1]
+    losses = of_dlrm[-1], of_attention[-1], per_row[-1]
     figures: list[Figure] = [
         replace(speed, figure="dlrm_over_stock", goal=4),
         *others[:-1],
         replace(of_attention[0], figure="target_attention_over_stock", goal=8),
+        higher(
+            "target_attention_over_attention_per_row",
+            of_attention[0].value / per_row[0].value,
+            goal=3,
+        ),
         lower(
             "target_attention_step_memory_over_stock",
             peaks["plugins"] / peaks["baseline"],
