@@ -88,7 +88,10 @@ def some_tiered(make_registry: MakeRegistry) -> Path:
     options = {"plan_for": ELSEWHERE, "profile_rows": None, "retier_every": 6, "sync": "dense"}
     entry = {"use": "flexshard.three_tier", "tables": SEQUENCES[:2], "options": options}
     training = {"learning_rate": 0.02, "eps": 1e-3, "steps": 8}
-    return make_registry("", sharding=[entry], converter={"use": "recd.kjt"}, training=training)
+    # Unlike means, whose equal gradients are sent once.
+    pooling = [{"use": "recd.attention", "features": ["seq_*"]}]
+    sections = {"converter": {"use": "recd.kjt"}, "training": training, "pooling": pooling}
+    return make_registry("", sharding=[entry], **sections)
 
 
 def test_tiers_are_counted_next_to_their_prediction(some_tiered: Path) -> None:
