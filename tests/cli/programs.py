@@ -12,29 +12,29 @@ from tests import forked
 from tests.forked import RECD
 
 
-def recd(
-    *arguments: object, program: tuple[str, ...] = (RECD,)
+def recd(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return forked.run([RECD, *arguments])
+
+
+def run_with_plugins(
+    registry: Path, *options: object, expect: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    return forked.run([*program, *arguments])
+    """Run ``recd run`` with the plugins beside the registry file."""
+    done = recd("--plugins-dir", registry.parent / "plugins", "run", registry, *options)
+    assert done.returncode == expect, done.stderr
+    return done
 
 
-def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[str, Any]:
+def report_of(*arguments: object) -> dict[str, Any]:
     """What ``--json`` writes; the second of the arguments is the registry file."""
     path = Path(str(arguments[1])).with_name("report.json")
-    done = recd(*arguments, "--json", path, program=program)
+    done = recd(*arguments, "--json", path)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def run_until_killed(registry: Path, checkpoints: Path, *, every: int, steps: int) -> None:
-    """``recd run``, killed with all of its ranks after its first checkpoint and before its last.
-
-    Args:
-        registry: file to run.
-        checkpoints: the folder that it writes them to.
-        every: steps between them.
-        steps: of the whole run.
-    """
+    """``recd run``, killed with all of its ranks after its first checkpoint and before its last."""
     killed = forked.Program([RECD, "run", registry])
     while not (checkpoints / f"step-{every:09}").exists():
         assert killed.poll() is None, "it ended before its first checkpoint"

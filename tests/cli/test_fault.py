@@ -26,18 +26,22 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def program(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from recd_plugins.cli import main; sys.exit(main())"
+RECD = ["-c", "import sys; from recd_plugins.cli import main; sys.exit(main())"]
+FALTER = ["--plugins-dir", ".", "falter"]
+
+
+def python(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, "--plugins-dir", str(folder), "falter"],
+        [sys.executable, *arguments],
         env={"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder), **environment},
+        cwd=folder,
         capture_output=True,
         text=True,
     )
 
 
 def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
-    done = program(folder)
+    done = python(folder, *RECD, *FALTER)
     assert done.returncode == 70
     assert "internal error in recd-plugins" in done.stderr
     assert "KeyError: 'no such key' (falters.py:6)" in done.stderr
@@ -51,19 +55,12 @@ def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
     ("command", "said"),
     [
         (["validate", "no.yaml"], "no.yaml: the file cannot be read: No such file or directory"),
-        (["--plugins-dir", ".", "falter"], "internal error in recd-plugins"),
+        (FALTER, "internal error in recd-plugins"),
     ],
 )
 def test_torchrun_ends_with_the_message(folder: Path, command: list[str], said: str) -> None:
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    program = ["--no-python", sys.executable, "-c", "from recd_plugins.cli import main; main()"]
-    done = subprocess.run(
-        [*ranks, *program, *command],
-        env={"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python"]
+    done = python(folder, *ranks, sys.executable, *RECD, *command)
     assert done.returncode == 1
     first, _, summary = done.stderr.partition("Root Cause")
     assert said in first
@@ -71,7 +68,7 @@ def test_torchrun_ends_with_the_message(folder: Path, command: list[str], said: 
 
 
 def test_the_traceback_is_shown_where_it_is_asked_for(folder):
-    done = program(folder, RECD_TRACEBACK="1")
+    done = python(folder, *RECD, *FALTER, RECD_TRACEBACK="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "internal error" not in done.stderr

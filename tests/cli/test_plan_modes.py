@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.commands import invoke, refusal
+from tests.plugin_files import write_plugins
 from tests.small_registry import write_registry
 
 from recd_plugins.cli import main
 
 MODE = """
 import click
-from recd_plugins.api import hookimpl, plan_modes
+from recd_plugins.api import plan_modes
 
 class Replicas(plan_modes.PlanMode):
     flag = "--replicas"
@@ -40,18 +41,13 @@ def register_plans():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     options = {"path": "table", "sparse": ["item_0"]}
-    write_registry(
-        tmp_path,
-        dataset={"use": "recd.session_parquet", "options": options},
-        training={"batch_size": 64, "ranks": 2},
-    )
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(MODE, encoding="utf-8")
-    return tmp_path
+    dataset = {"use": "recd.session_parquet", "options": options}
+    write_registry(cwd, dataset=dataset, training={"batch_size": 64, "ranks": 2})
+    write_plugins(cwd, MODE)
+    return cwd
 
 
 PLAN = ["--plugins-dir", "plugins", "plan", "registry.yaml"]
@@ -80,7 +76,7 @@ def test_what_a_mode_does_wrong_is_said_of_it(
     folder: Path, change: tuple[str, str], message: str
 ) -> None:
     assert change[0] in MODE
-    (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
+    write_plugins(folder, MODE.replace(*change))
     result = CliRunner().invoke(main, [*PLAN, "--replicas", "--json", "r.json"])
     assert message in "".join(getattr(result.exception, "__notes__", ()))
 
@@ -103,8 +99,7 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
 
 
 def test_a_mode_that_is_none_is_refused(folder: Path) -> None:
-    text = MODE.replace("[Replicas]", "Replicas")
-    (folder / "plugins" / "acme.py").write_text(text, encoding="utf-8")
+    write_plugins(folder, MODE.replace("[Replicas]", "Replicas"))
     for arguments in (["plan", "registry.yaml"], ["plan", "--help"], ["plugins"]):
         said = refusal("--plugins-dir", "plugins", *arguments)
         assert said.startswith(str(Path("plugins") / "acme.py"))

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli import programs
+from tests.cli.programs import run_with_plugins
+from tests.plugin_files import write_plugins
 from tests.small_registry import random_rows, write_registry
 
 PLUGIN = '''
 import json
 from pathlib import Path
 from recd_plugins.runtime import activity
-from recd_plugins.api import Callback, PluginOptions, hookimpl
 
 class Notes(Callback):
     """Note what is seen."""
@@ -51,16 +51,11 @@ class Notes(Callback):
 
     def load_state_dict(self, states):
         self.loss = states[self.rank]["loss"]
-
-@hookimpl
-def register_plugins():
-    return [Notes]
 '''
 
 
 def write(folder: Path, **options: Any) -> Path:
-    (folder / "plugins").mkdir(exist_ok=True)
-    (folder / "plugins" / "acme.py").write_text(PLUGIN)
+    write_plugins(folder, PLUGIN, "Notes")
     checkpoint = {"path": f"{folder}/checkpoints", "every": 4}
     return write_registry(
         folder,
@@ -70,12 +65,6 @@ def write(folder: Path, **options: Any) -> Path:
     )
 
 
-def run(registry: Path, *options: str, expect: int = 0) -> str:
-    done = programs.recd("--plugins-dir", registry.parent / "plugins", "run", registry, *options)
-    assert done.returncode == expect, done.stderr
-    return done.stderr
-
-
 def notes(folder: Path) -> list[Any]:
     return [json.loads((folder / f"notes.{rank}").read_text()) for rank in range(2)]
 
@@ -83,7 +72,7 @@ def notes(folder: Path) -> list[Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    run(write(folder, fail_at=0))
+    run_with_plugins(write(folder, fail_at=0))
     return folder
 
 
@@ -101,10 +90,10 @@ def test_they_are_called_in_order(whole: Path) -> None:
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: Path) -> None:
-    said = run(write(tmp_path, fail_at=6), expect=70)
+    said = run_with_plugins(write(tmp_path, fail_at=6), expect=70).stderr
     assert "plugin 'acme.notes' failed in on_step (" in said
-    assert "acme.py:28): ValueError: enough" in said
-    run(write(tmp_path, fail_at=0), "--resume")
+    assert "acme.py:31): ValueError: enough" in said
+    run_with_plugins(write(tmp_path, fail_at=0), "--resume")
     for resumed, straight in zip(notes(tmp_path), notes(whole), strict=True):
         assert resumed["loss"] == straight["loss"]
         assert resumed["seen"][0] == ["start", 4, 4]

@@ -14,8 +14,9 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 from tests import forked
-from tests.cli.programs import recd
+from tests.cli.programs import recd, run_with_plugins
 from tests.forked import RECD
+from tests.plugin_files import write_plugins
 from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins.cli import main
@@ -24,8 +25,6 @@ PLUGIN = '''
 import glob
 import os
 import signal
-from recd_plugins.config.hookspecs import hookimpl
-from recd_plugins.interfaces import PluginOptions, Preprocessing
 
 class Stop(Preprocessing):
     """Stops the process that makes batches of a rank after a checkpoint, once."""
@@ -46,17 +45,11 @@ class Stop(Preprocessing):
                 return values, offsets
             os.kill(os.getpid(), signal.SIGSTOP)
         return values, offsets
-
-@hookimpl
-def register_preprocessing():
-    return [Stop]
 '''
 
 
 def write(folder: Path, rank: int = 1) -> list[str]:
-    plugins = folder / "plugins"
-    plugins.mkdir()
-    (plugins / "stop.py").write_text(PLUGIN)
+    plugins = write_plugins(folder, PLUGIN, "Stop")
     stop = {"rank": rank, "note": f"{folder}/stopped"}
     registry = write_registry(
         folder,
@@ -176,7 +169,6 @@ def test_under_torchrun_the_other_rank_says_it(tmp_path: Path) -> None:
 
 SLOW = '''
 import time
-from recd_plugins.api import Preprocessing, hookimpl
 
 class Slow(Preprocessing):
     """Takes its time."""
@@ -185,10 +177,6 @@ class Slow(Preprocessing):
     def transform(self, values, offsets):
         time.sleep(0.2)
         return values % 2000, offsets
-
-@hookimpl
-def register_preprocessing():
-    return [Slow]
 '''
 
 
@@ -202,10 +190,9 @@ def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
         model={"num_embeddings": 2000},
         training={"batch_size": 64, "ranks": 1, "steps": 14, "evaluate": False},
     )
-    (tmp_path / "slow.py").write_text(SLOW)
-    options = ["--json", "report.json", "--workers", str(workers), "-v"]
-    command = [RECD, "--plugins-dir", ".", "run", "registry.yaml", *options]
-    done = forked.run(command, cwd=tmp_path, check=True)
+    write_plugins(tmp_path, SLOW, "Slow")
+    options = ["--json", tmp_path / "report.json", "--workers", workers, "-v"]
+    done = run_with_plugins(tmp_path / "registry.yaml", *options)
     found = json.loads((tmp_path / "report.json").read_text())["stalls"]
     assert found["worst"]["rank"] == 0
     # 14 steps: 5 are left out, and 2 take no batch.

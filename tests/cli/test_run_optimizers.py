@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from tests.cli import programs
+from tests.plugin_files import write_plugins
 from tests.small_registry import random_rows, write_registry
 from tests.training.test_evaluation import METRIC
 
 
 def write(folder: Path, optimizer: str = "adagrad", size: int = 4, **more: Any) -> Path:
-    (folder / "plugins").mkdir(exist_ok=True)
-    (folder / "plugins" / "acme.py").write_text(METRIC)
+    write_plugins(folder, METRIC, "Wrong")
     adagrad = {"use": f"torchrec.{optimizer}", "tables": ["t_user"]}
     return write_registry(
         folder,
@@ -34,12 +34,10 @@ def write(folder: Path, optimizer: str = "adagrad", size: int = 4, **more: Any) 
     )
 
 
-def run(registry: Path, *options: str, expect: int = 0) -> Any:
+def run(registry: Path, *options: str) -> Any:
     report = registry.parent / "report.json"
-    plugins = registry.parent / "plugins"
-    done = programs.recd(*("--plugins-dir", plugins, "run", registry, "--json", report, *options))
-    assert done.returncode == expect, done.stderr
-    return done, json.loads(report.read_text()) if report.exists() else None
+    done = programs.run_with_plugins(registry, "--json", report, *options)
+    return done, json.loads(report.read_text())
 
 
 def test_they_are_what_stock_torchrec_trains(tmp_path: Path) -> None:

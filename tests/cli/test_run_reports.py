@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from tests.commands import invoke, recd
+from tests.plugin_files import write_plugins
 from tests.small_registry import write_registry
 
 #: A report that is written as a table.
 MARKDOWN = r"""
-from recd_plugins.api import RunReport, hookimpl
 from recd_plugins.api import file_utils
 
 
@@ -39,8 +39,7 @@ def register_reports():
 
 @pytest.fixture
 def folder(cwd: Path) -> Path:
-    Path("plugins").mkdir()
-    Path("plugins/acme.py").write_text(MARKDOWN, encoding="utf-8")
+    write_plugins(cwd, MARKDOWN)
     write_registry(cwd, training={"ranks": 1, "evaluate": False})
     return cwd
 

@@ -19,11 +19,11 @@ import psutil
 import pytest
 from tests import forked
 from tests.cli import programs
+from tests.plugin_files import write_plugins
 from tests.small_registry import random_rows, write_registry
 
 RANKS_OF_TORCHRUN = '''
 import os, signal
-from recd_plugins.api import Callback, hookimpl
 
 class Ends(Callback):
     """End rank 1 by SIGTERM."""
@@ -35,10 +35,6 @@ class Ends(Callback):
 
     def on_interrupt(self, interruption):
         print(f"seen {interruption.by} on {interruption.rank}", flush=True)
-
-@hookimpl
-def register_plugins():
-    return [Ends]
 '''
 
 # Workers, a schedule, epochs and a test split that fills no batch: what could be disturbed. Ranks
@@ -66,9 +62,8 @@ def write(folder: Path, validation: Any = None, epochs: int = 6, **sections: Any
     )
 
 
-def progress(folder: Path, step: int) -> dict[str, Any]:
-    read = json.loads((folder / f"checkpoints/step-{step:09}/progress.json").read_text())
-    return dict(read)
+def progress(folder: Path, step: int) -> Any:
+    return json.loads((folder / f"checkpoints/step-{step:09}/progress.json").read_text())
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -121,8 +116,7 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) ->
     assert f"step-{step:09}. To resume, run: recd run {registry} --resume" in said
     assert "Traceback" not in said
     programs.report_of("run", registry, "--resume")
-    now, before = progress(tmp_path, STEPS), progress(whole, STEPS)
-    assert now == before
+    assert progress(tmp_path, STEPS) == progress(whole, STEPS)
     assert rows(tmp_path) == rows(whole)
 
 
@@ -162,26 +156,21 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
     validation = {"every": 4, "metric": "calibrated", "mode": "max", "patience": 2}
     registry = write(tmp_path, validation, epochs=1, metrics=[{"use": "acme.falls"}])
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "falls.py").write_text(FALLS)
-    arguments = ["--plugins-dir", tmp_path / "plugins", "run", registry]
-    done = programs.recd(*arguments)
+    write_plugins(tmp_path, FALLS, "Falls")
+    done = programs.run_with_plugins(registry)
     said = done.stderr + " ".join(done.stdout.split())
     assert "step 4, 77 rows of the test split: " in said
     assert "the best calibrated of the validations was -1.00000, after step 4" in said
     assert "stopped early after step 12: calibrated has not improved for 2 validations" in said
-    again = programs.recd(*arguments, "--resume")
-    assert again.returncode == 0
+    again = programs.run_with_plugins(registry, "--resume")
     assert "training.validation.patience (2) was reached at step 12" in again.stderr
     assert progress(tmp_path, 12)["validation"]["steps"] == [4, 8, 12]
-    more = programs.recd(*arguments, "--resume", "training.validation.patience=3")
+    more = programs.run_with_plugins(registry, "--resume", "training.validation.patience=3")
     assert "There is nothing to train" not in more.stderr
     assert progress(tmp_path, 16)["validation"]["steps"] == [4, 8, 12, 16]
 
 
 FALLS = '''
-from recd_plugins.api import Metric, hookimpl
-
 class Falls(Metric):
     """A figure that only falls."""
     name = "acme.falls"
@@ -196,19 +185,13 @@ class Falls(Metric):
     def results(self, states):
         type(self).times += 1
         return {"calibrated": float(-self.times)}
-
-@hookimpl
-def register_plugins():
-    return [Falls]
 '''
 
 
 def test_ranks_of_torchrun_end_together(tmp_path: Path) -> None:
     registry = write(tmp_path, callbacks=[{"use": "acme.ends"}])
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(RANKS_OF_TORCHRUN)
-    command = [forked.RECD, "--plugins-dir", tmp_path / "plugins", "run", registry]
-    done = forked.torchrun(command, ranks=2)
+    plugins = write_plugins(tmp_path, RANKS_OF_TORCHRUN, "Ends")
+    done = forked.torchrun([forked.RECD, "--plugins-dir", plugins, "run", registry], ranks=2)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr.count("the run was ended after step") == 1
     assert sorted(re.findall("seen SIGTERM on (.)", done.stdout)) == ["0", "1"]
@@ -217,7 +200,6 @@ def test_ranks_of_torchrun_end_together(tmp_path: Path) -> None:
 
 SLOW_DATA = '''
 import os, signal, time
-from recd_plugins.api import Dataset, FeatureSchema, hookimpl
 
 class Slow(Dataset):
     """Data that takes long to prepare."""
@@ -235,19 +217,14 @@ class Slow(Dataset):
         return FeatureSchema(("user",), (), "label")
 
     def reader(self, **arguments): ...
-
-@hookimpl
-def register_datasets():
-    return [Slow]
 '''
 
 
 def test_sigterm_says_what_it_ended_and_leaves_no_half(cwd: Path) -> None:
-    Path("acme.py").write_text(SLOW_DATA)
+    write_plugins(cwd, SLOW_DATA, "Slow")
     training = {"evaluate": False, "checkpoint": {"path": "checkpoints"}}
-    write_registry(cwd, dataset={"use": "acme.slow"}, training=training)
-    done = programs.recd("--plugins-dir", ".", "run", "registry.yaml")
-    assert done.returncode == 128 + signal.SIGTERM
+    registry = write_registry(cwd, dataset={"use": "acme.slow"}, training=training)
+    done = programs.run_with_plugins(registry, expect=128 + signal.SIGTERM)
     assert "a signal ended the run before its first step" in done.stderr
     assert not Path("half").exists()
     assert not list(Path("checkpoints").iterdir())

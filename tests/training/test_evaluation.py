@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.plugin_files import write_plugins
 from tests.small_registry import random_rows, write_registry
 from torch import Tensor, nn
 from torchrec.metrics.calibration import CalibrationMetric
@@ -46,8 +47,6 @@ from recd_plugins.training.sharded_model import build_sharded_model
 from recd_plugins.training.trainer import Job, train
 
 SESSIONS = """
-from recd_plugins.api import Metric, hookimpl
-
 class Sessions(Metric):
     "Sessions and their rows."
     name = "acme.sessions"
@@ -61,10 +60,6 @@ class Sessions(Metric):
     def results(self, states):
         seen = [each for state in states for each in state]
         return {"rows": len(seen), "sessions": len(set(seen))}
-
-@hookimpl
-def register_plugins():
-    return [Sessions]
 """
 
 
@@ -155,8 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_table(folder / "train" / "a.parquet", 32)
     for name, num_rows in ROWS.items():
         write_table(folder / name / "a.parquet", num_rows)
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "acme.py").write_text(SESSIONS)
+    write_plugins(folder, SESSIONS, "Sessions")
     for case, (test, converter, workers) in CASES.items():
         options = {"path": f"{folder}/train", "test_path": f"{folder}/{test}"}
         write_registry(
@@ -203,8 +197,6 @@ def _check(found: dict[str, Any], num_rows: int) -> None:
 
 
 METRIC = """
-from recd_plugins.api import Metric, PluginOptions, hookimpl
-
 class Wrong(Metric):
     "The share of samples whose likelier label is wrong."
     name = "acme.wrong"
@@ -226,10 +218,6 @@ class Wrong(Metric):
         wrong, seen = map(sum, zip(*states))
         name = "log_loss" if self.options.fault == "taken" else "error_rate"
         return {name: wrong / seen}
-
-@hookimpl
-def register_plugins():
-    return [Wrong]
 """
 
 
@@ -252,8 +240,7 @@ def results(
 
 
 def test_samples_of_all_ranks_count_and_faults_are_told(tmp_path: Path) -> None:
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(METRIC)
+    write_plugins(tmp_path, METRIC, "Wrong")
     said = {
         "": {"error_rate": 3 / 8},  # 2 of 4 on rank 0, 1 of 4 on rank 1
         "taken": ":6 metrics[0]: metric 'log_loss' of plugin 'acme.wrong'",
