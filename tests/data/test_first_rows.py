@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.plugin_files import write_plugins
 
 from recd_plugins import load_registry
 from recd_plugins.data.access import measure_access
@@ -18,7 +19,6 @@ from recd_plugins.planning.profile import measure_profile
 
 PLUGINS = '''
 import numpy as np
-from recd_plugins.api import *
 from recd_plugins.api import row_tables
 
 class Sorted(Reader):
@@ -56,9 +56,6 @@ class Asks(DatasetWrapper):
         else:
             getattr(self.lookups, self.options.what)
         return reader
-
-@hookimpl
-def register_datasets(): return [Clustered, BySession, Asks]
 '''
 FILE = """\
 version: 1
@@ -84,13 +81,12 @@ def load(cwd: Path) -> Any:
         "seen": pa.array([[session, 9] for session in sessions], pa.list_(pa.int64())),
     }
     pq.write_table(pa.table(columns), cwd / "t.parquet")
-    (cwd / "plugins").mkdir()
-    (cwd / "plugins" / "acme.py").write_text(PLUGINS)
+    plugins_dir = write_plugins(cwd, PLUGINS, "Clustered", "BySession", "Asks")
 
     def loaded(wrap: str) -> Any:
         text = FILE.replace("WRAP\n", wrap) if wrap else FILE.replace("  wrap:\nWRAP\n", "")
         Path("r.yaml").write_text(text)
-        return load_registry(Path("r.yaml"), plugins_dir=cwd / "plugins")
+        return load_registry(Path("r.yaml"), plugins_dir=plugins_dir)
 
     return loaded
 

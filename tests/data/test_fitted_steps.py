@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plugin_files import write_plugins
 
 from recd_plugins import load_registry
 from recd_plugins.data.loader import build_dataloader
@@ -32,10 +33,6 @@ from recd_plugins.training.identity import (
 )
 
 PLUGINS = '''
-from pydantic import Field
-from recd_plugins.api import DataError, PluginOptions, Preprocessing, hookimpl
-
-
 class Known(Preprocessing):
     """Make an id that was not seen 0, and number the others."""
 
@@ -79,11 +76,6 @@ class Known(Preprocessing):
             raise DataError("remove option 'fault'")
         ids = torch.tensor(sorted(self.ids))
         return torch.where(torch.isin(values, ids), torch.searchsorted(ids, values), 0), offsets
-
-
-@hookimpl
-def register_preprocessing():
-    return [Known]
 '''
 HEAD = """version: 1
 dataset:
@@ -92,7 +84,7 @@ dataset:
     path: {table}
     sparse: [seq_0_0, seq_0_1, item_0]
     generate: {{rows: 512, row_group_rows: 128}}
-converter: {{use: {converter}}}
+converter: {{use: recd.kjt}}
 training: {{batch_size: 64, workers: {workers}}}
 preprocessing:
 """
@@ -102,14 +94,13 @@ ALL = '{use: acme.known, features: ["*"]%s}'
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fitted")
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "acme_fitted.py").write_text(PLUGINS, encoding="utf-8")
+    write_plugins(folder, PLUGINS, "Known")
     registry(folder, ALL % "").dataset.prepare()
     return folder
 
 
-def registry(folder: Path, *entries: str, converter: str = "recd.kjt", workers: int = 0) -> Any:
-    head = HEAD.format(table=folder / "table", converter=converter, workers=workers)
+def registry(folder: Path, *entries: str, workers: int = 0) -> Any:
+    head = HEAD.format(table=folder / "table", workers=workers)
     text = head + "".join(f"  - {entry}\n" for entry in entries)
     (folder / "registry.yaml").write_text(text, encoding="utf-8")
     return load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.number_rows import Noise, Numbers, Unrepeatable
+from tests.plugin_files import write_plugins
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import Entry, RegistrySpec
@@ -98,14 +99,10 @@ training: {batch_size: 4}
 
 PLUGINS = '''
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.config.hookspecs import hookimpl
 
 class First(PlainConverter):
     """Plain."""
     name = "acme.first"
-
-@hookimpl
-def register_converters(): return [First]
 '''
 
 
@@ -119,8 +116,7 @@ def folder(tmp_path: Path) -> Path:
     }
     pq.write_table(pa.table(columns), tmp_path / "table.parquet")
     (tmp_path / "registry.yaml").write_text(REGISTRY)
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    write_plugins(tmp_path, PLUGINS, "First")
     (tmp_path / "elsewhere").mkdir()
     return tmp_path
 

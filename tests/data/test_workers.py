@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.forked import Program
+from tests.plugin_files import write_plugins
+from tests.small_registry import write_registry
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import build_dataloader
@@ -30,8 +32,6 @@ ROWS, ROW_GROUP, BATCH = 700, 64, 16
 PLUGINS = '''
 import os
 import signal
-from recd_plugins.config.hookspecs import hookimpl
-from recd_plugins.interfaces import Preprocessing
 
 class Dies(Preprocessing):
     """Kill the process at id 300."""
@@ -48,9 +48,6 @@ class Fails(Preprocessing):
         if (values == 300).any():
             raise ValueError("this id brings bad luck")
         return values, offsets
-
-@hookimpl
-def register_preprocessing(): return [Dies, Fails]
 '''
 
 
@@ -68,31 +65,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tags": pa.array([[row // 5, 7][: row // 5 % 3] for row in rows], ids),
     }
     pq.write_table(pa.table(table), folder / "table.parquet", row_group_size=ROW_GROUP)
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "acme.py").write_text(PLUGINS)
+    write_plugins(folder, PLUGINS, "Dies", "Fails")
     return folder
 
 
-def write_registry(folder: Path, workers: int, *, dies: bool = False, fails: bool = False) -> Path:
-    dataset = {"use": "recd.session_parquet", "options": {"path": str(folder / "table.parquet")}}
-    document = {
-        "version": 1,
-        "dataset": dataset,
-        "converter": {"use": "recd.ikjt"},
-        "preprocessing": [
-            *([{"use": "acme.dies", "features": ["row"]}] * dies),
-            *([{"use": "acme.fails", "features": ["row"]}] * fails),
-        ],
-        "training": {"batch_size": BATCH, "workers": workers},
-    }
-    path = folder / f"{workers}.yaml"
-    path.write_text(json.dumps(document))
-    return path
+def write(folder: Path, workers: int, *steps: str) -> Path:
+    options = {"path": str(folder / "table.parquet")}
+    return write_registry(
+        folder,
+        f"{workers}.yaml",
+        dataset={"use": "recd.session_parquet", "options": options},
+        converter={"use": "recd.ikjt"},
+        preprocessing=[{"use": step, "features": ["row"]} for step in steps],
+        training={"batch_size": BATCH, "workers": workers},
+    )
 
 
-def registry(folder: Path, workers: int, **options: Any) -> RunConfig:
-    path = write_registry(folder, workers, **options)
-    return load_registry(path, plugins_dir=folder / "plugins")
+def registry(folder: Path, workers: int, *steps: str) -> RunConfig:
+    return load_registry(write(folder, workers, *steps), plugins_dir=folder / "plugins")
 
 
 def rows_of(batches: list[ModelInput]) -> list[int]:
@@ -147,7 +137,7 @@ def failure(loader: Any) -> tuple[str, list[int]]:
 
 def test_a_reader_raises_the_error_of_the_rank_alone(folder):
     alone, shared = (
-        build_dataloader(registry(folder, workers, fails=True), 0, 1) for workers in (0, 2)
+        build_dataloader(registry(folder, workers, "acme.fails"), 0, 1) for workers in (0, 2)
     )
     error, rows = failure(alone)
     for expected in (rows, []):
@@ -192,7 +182,7 @@ def test_a_killed_worker_is_replaced(folder, capfd, device, as_if_pinned):
 
 
 def test_workers_that_die_again_and_again_are_an_error(folder, capfd):
-    loader = build_dataloader(registry(folder, 2, dies=True), 0, 1)
+    loader = build_dataloader(registry(folder, 2, "acme.dies"), 0, 1)
     read: list[ModelInput] = []
     with pytest.raises(SetupError, match=r"SIGKILL, the third failure.*training\.workers: 0"):
         read.extend(loader)
@@ -217,7 +207,7 @@ for batch in loader:
 def test_nothing_is_left_of_a_killed_trainer(folder):
     script = folder / "trainer.py"
     script.write_text(TRAINER)
-    trainer = Program([sys.executable, script, write_registry(folder, 2)])
+    trainer = Program([sys.executable, script, write(folder, 2)])
     pids = json.loads(trainer.first_line())
     assert len(pids) == 2
     trainer.kill()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.commands import recd
 from tests.docs.pages import page
+from tests.plugin_files import write_plugins
 
 TABLE = page("plugins/index.md").split("## Order of calls")[1].split("\n## ")[0]
 CALLS = [tuple(call.split(".")) for call in re.findall(r"`([A-Z]\w+\.\w+)`", TABLE)]
@@ -91,11 +92,6 @@ PLUGINS = [
     noted("Pipeline", Base),
     noted("Callback", api.Callback),
 ]
-
-
-@api.hookimpl
-def register_plugins():
-    return PLUGINS
 '''
 
 REGISTRY = """
@@ -122,11 +118,9 @@ training: {batch_size: 32, ranks: 1}
 
 
 def calls_of(command: str, folder: Path) -> list[str]:
-    (folder / "plugins").mkdir()
-    code = PLUGINS.format(calls=CALLS, notes=folder / "notes")
-    (folder / "plugins" / "order.py").write_text(code, encoding="utf-8")
+    plugins = write_plugins(folder, PLUGINS.format(calls=CALLS, notes=folder / "notes"), "*PLUGINS")
     (folder / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
-    recd("--plugins-dir", folder / "plugins", command, "registry.yaml")
+    recd("--plugins-dir", plugins, command, "registry.yaml")
     return list(dict.fromkeys((folder / "notes").read_text(encoding="utf-8").splitlines()))
 
 

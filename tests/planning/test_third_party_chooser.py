@@ -1,8 +1,11 @@
 """A chooser of a plugin is asked once, and replaced by its choice."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.plugin_files import write_plugins
+from tests.small_registry import random_rows, write_registry
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.planning.study import with_plugins
@@ -11,14 +14,6 @@ from recd_plugins.runtime.errors import NoPlanError
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Job
 
-REGISTRY = """
-version: 1
-dataset: {use: dlrm.random, options: {rows: 256, sparse: {user: 90, item: 90}}}
-converter: {use: recd.kjt}
-sharding: SHARDING
-model: {embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}
-training: {batch_size: 16, ranks: 2, device: cpu, evaluate: false}
-"""
 #: A chooser of one sharding for all tables.
 ALIKE = '''
 """acme.alike: one sharding for all tables."""
@@ -68,8 +63,6 @@ def register_shardings():
 '''
 #: What it may choose, besides.
 OTHERS = """
-from recd_plugins.api import Sharding, hookimpl
-
 class Halves(Sharding):
     "Rows in halves."
     name = "acme.halves"
@@ -81,30 +74,24 @@ class Halves(Sharding):
     def constraints(self, tables):
         from torchrec.distributed.planner.types import ParameterConstraints
         return {t.name: ParameterConstraints(sharding_types=["row_wise"]) for t in tables}
-
-@hookimpl
-def register_shardings():
-    return [Halves]
 """
 
 
-def written(folder: Path, sharding: str) -> Path:
-    (folder / "acme_alike.py").write_text(ALIKE, encoding="utf-8")
-    (folder / "acme_halves.py").write_text(OTHERS, encoding="utf-8")
-    registry = folder / "registry.yaml"
-    registry.write_text(REGISTRY.replace("SHARDING", sharding), encoding="utf-8")
-    return registry
+def written(folder: Path, **sharding: Any) -> Path:
+    (write_plugins(folder, OTHERS, "Halves") / "alike.py").write_text(ALIKE, encoding="utf-8")
+    training = {"ranks": 2, "evaluate": False}
+    return write_registry(folder, dataset=random_rows(256), sharding=[sharding], training=training)
 
 
 def asked(folder: Path) -> RunConfig:
-    return load_registry(written(folder, "[{use: acme.alike}]"), plugins_dir=folder)
+    return load_registry(written(folder, use="acme.alike"), plugins_dir=folder / "plugins")
 
 
 def test_training_is_that_of_the_entries_that_it_chose(tmp_path: Path) -> None:
     losses = []
-    for sharding in ("[{use: acme.alike}]", "[{use: acme.halves, tables: ['*']}]"):
-        registry = written(tmp_path, sharding)
-        with session(Job(registry, plugins_dir=tmp_path)) as trainer:
+    for sharding in ({"use": "acme.alike"}, {"use": "acme.halves", "tables": ["*"]}):
+        registry = written(tmp_path, **sharding)
+        with session(Job(registry, plugins_dir=tmp_path / "plugins")) as trainer:
             losses.append(trainer.train("plugins").losses)
     assert losses[0] == losses[1]
 

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.plugin_files import write_plugins
 
 PLUGINS = '''
-from pydantic import BaseModel, Field
-from recd_plugins.runtime.errors import SetupError
-from recd_plugins.config.hookspecs import hookimpl
-from recd_plugins.interfaces import *
+from pydantic import BaseModel
 
 class Data(Dataset):
     """Nothing to read."""
@@ -67,24 +65,10 @@ class Hot(Cache):
     name = "acme.hot"
     def check(self, device): ...
     def constraints(self, tables): return {}
-
-@hookimpl
-def register_datasets(): return [Data, Outer]
-@hookimpl
-def register_converters(): return [Plain]
-@hookimpl
-def register_preprocessing(): return [Keep]
-@hookimpl
-def register_poolings(): return [Max]
-@hookimpl
-def register_shardings(): return [Stock]
-@hookimpl
-def register_caches(): return [Hot]
 '''
 
 
 @pytest.fixture(scope="session")
 def plugins_dir(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("plugins")
-    (folder / "acme.py").write_text(PLUGINS)
-    return folder
+    classes = ("Data", "Outer", "Plain", "Keep", "Max", "Stock", "Hot")
+    return write_plugins(tmp_path_factory.mktemp("acme"), PLUGINS, *classes)

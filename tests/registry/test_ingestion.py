@@ -5,17 +5,13 @@ from pathlib import Path
 
 import pytest
 from tests.commands import recd, refusal
+from tests.plugin_files import write_plugins
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import build_dataloader, check_ingestion
 from recd_plugins.runtime.errors import RegistryError
 
 PLUGINS = '''
-from pydantic import Field
-from recd_plugins.runtime.errors import SetupError
-from recd_plugins.config.hookspecs import hookimpl
-from recd_plugins.interfaces import *
-
 class Far(Ingestion):
     """Reads in this process, and refuses where it is told to."""
     name = "acme.far"
@@ -39,9 +35,6 @@ class FarFeed(Feed):
     def report(self):
         return {"readers": self.plugin.options.readers, "closed": self.closed}
     def close(self): self.closed += 1
-
-@hookimpl
-def register_ingestions(): return [Far]
 '''
 
 FILE = """\
@@ -61,8 +54,7 @@ LOG = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n" + "".join(
 
 @pytest.fixture
 def folder(cwd: Path) -> Path:
-    (cwd / "plugins").mkdir()
-    (cwd / "plugins" / "acme.py").write_text(PLUGINS)
+    write_plugins(cwd, PLUGINS, "Far")
     (cwd / "log.inter").write_text(LOG)
     return cwd
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.plugin_files import write_plugins
 from tests.small_registry import random_rows, write_registry
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -129,8 +130,6 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PLUGINS = '''
-from recd_plugins.api import Callback, DatasetWrapper, Kind, PluginOptions, Sharding, hookimpl
-
 class Watch(Callback):
     """Watch tables."""
     kind, name = "watch", "acme.watch"
@@ -156,18 +155,12 @@ class Look(Callback):
 @hookimpl
 def register_kinds():
     return [Kind("watch", Watch, "watch", "by table", "Watchers.")]
-
-@hookimpl
-def register_plugins():
-    return [Watch, Both, Wraps, Look]
 '''
 
 
 @pytest.fixture
 def plugins_dir(tmp_path: Path) -> Path:
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-    return tmp_path / "plugins"
+    return write_plugins(tmp_path, PLUGINS, "Watch", "Both", "Wraps", "Look")
 
 
 def write(folder: Path, watched: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.plugin_files import write_plugins
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -28,9 +29,6 @@ converter: {use: recd.kjt}
 
 PLUGIN = """
 import torch
-import torchrec.optim
-from torch.optim import Adamax
-from recd_plugins.api import DataError, Optimizer, RowUpdate, hookimpl
 
 class Own(torch.optim.SGD):
     pass
@@ -51,18 +49,13 @@ class Mine(Optimizer):
         if table.name == "t_raised":
             return 1 / 0
         return RETURNED.get(table.name[2:], RowUpdate(torch.optim.SGD, {"lr": table.embedding_dim}))
-
-@hookimpl
-def register_plugins():
-    return [Mine]
 """
 
 
 def registry_of(folder: Path, text: str) -> RunConfig:
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "acme.py").write_text(PLUGIN)
     (folder / "registry.yaml").write_text(HEAD + text)
-    return load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")
+    plugins_dir = write_plugins(folder, PLUGIN, "Mine")
+    return load_registry(folder / "registry.yaml", plugins_dir=plugins_dir)
 
 
 def model_of(*names: str, device: str = "meta") -> EmbeddingBagCollection:

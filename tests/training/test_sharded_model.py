@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from tests.plugin_files import write_plugins
 from tests.sharded import CPU, bags, everyone, one_rank, sequences
 from tests.small_registry import random_rows, write_registry
 from torch import Tensor, nn
@@ -205,7 +206,6 @@ def test_a_trainer_is_told_what_differs() -> None:
 
 PLUGIN = '''
 import torch.distributed as dist
-from recd_plugins.api import Sharding, hookimpl
 
 class Constrains(Sharding):
     """Row-wise on rank 0."""
@@ -214,10 +214,6 @@ class Constrains(Sharding):
         from torchrec.distributed.planner.types import ParameterConstraints
         kinds = ["table_wise" if dist.get_rank() else "row_wise"]
         return {table.name: ParameterConstraints(sharding_types=kinds) for table in tables}
-
-@hookimpl
-def register_plugins():
-    return [Constrains]
 '''
 
 
@@ -228,8 +224,7 @@ def constrains(_: bool, path: Any) -> None:
 
 def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     path = write_registry(tmp_path, **SMALL)
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
+    write_plugins(tmp_path, PLUGIN, "Constrains")
     entry = {"use": "acme.constrains", "tables": ["t_b"]}
     write_registry(tmp_path, "constrains.yaml", **SMALL, sharding=[entry])
     for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
