@@ -54,12 +54,9 @@ class Numbers(Dataset):
             Unit(0, group, first, min(_UNIT, num_rows - first))
             for group, first in enumerate(range(0, num_rows, _UNIT))
         ]
-        plan, what = (
-            ReadPlan(tuple(units), batch_size, self.options.shuffle),
-            f"the {split} split of {_FILE}",
-        )
-        ranks = {"rank": rank, "world_size": world_size}
-        return PlannedReader(plan, self._read, data={"split": split}, what=what, **ranks, ahead=0)
+        plan = ReadPlan(tuple(units), batch_size, self.options.shuffle)
+        given = {"what": f"the {split} split of {_FILE}", "rank": rank, "world_size": world_size}
+        return PlannedReader(plan, self._read, data={"split": split}, **given, ahead=0)
 
     def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
         for piece in pieces:

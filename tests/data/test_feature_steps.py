@@ -68,32 +68,18 @@ def test_a_pattern_without_a_feature_to_take_is_an_error(registry, entry, messag
     assert message in str(caught.value)
 
 
-def test_a_changed_column_is_told_in_all_sections_at_once(registry):
+def test_features_and_keys_are_told_together(registry, monkeypatch):
     loaded = registry(HASH % "price", LOGIT % "user_id", HASH % "item_id")
-    text = (loaded.path).read_text() + "model: {tables: {t_price: {num_embeddings: 9}}}\n"
+    text = loaded.path.read_text() + "model: {tables: {t_price: {num_embeddings: 9}}}\n"
     loaded.path.write_text(text)
     with pytest.raises(RegistryError) as caught:
         feature_steps(load_registry("r.yaml"), SCHEMA)
-    assert [each.field for each in caught.value.problems] == [
-        "preprocessing[0].features",
-        "preprocessing[1].features",
-        "model.tables.t_price",
-    ]
+    of_features = ["preprocessing[0].features", "preprocessing[1].features", "model.tables.t_price"]
+    assert [each.field for each in caught.value.problems] == of_features
     assert "the feature is a number, so it has no table" in str(caught.value)
-
-
-def test_validate_reports_features_and_keys_together(registry, monkeypatch):
+    loaded.path.write_text(text.replace("[price]", "[prise]") + "training: {lerning_rate: 1}\n")
     monkeypatch.setattr(SessionParquet, "known_schema", lambda _: SCHEMA)
-    loaded = registry(HASH % "prise", LOGIT % "user_id")
-    text = (loaded.path).read_text()
-    text += "model: {tables: {t_price: {num_embeddings: 9}}}\ntraining: {lerning_rate: 1}\n"
-    loaded.path.write_text(text)
     entry = "sharding=[{use: torchrec.row_wise, tables: [x]}]"
-    done = invoke("validate", "r.yaml", "--json", entry)
-    assert {each["field"] for each in json.loads(done.stdout)["problems"]} == {
-        "training.lerning_rate",
-        "preprocessing[0].features",
-        "preprocessing[1].features",
-        "model.tables.t_price",
-        "sharding[0].tables",
-    }
+    problems = json.loads(invoke("validate", "r.yaml", "--json", entry).stdout)["problems"]
+    found = {each["field"] for each in problems}
+    assert found == {*of_features, "training.lerning_rate", "sharding[0].tables"}

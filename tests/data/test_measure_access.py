@@ -3,32 +3,20 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.fuzz import tables
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins import RunConfig, load_registry
+from recd_plugins.config.run_config import feature_steps
 from recd_plugins.data.access import measure_access, positive_counts
 from recd_plugins.data.row_pipeline import RowPipeline, lower
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Placement
-
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {path}
-    sparse: [item_0, usr_0, "seq_0_*"]
-    generate: {{rows: 1000, row_group_rows: 300, layout: clustered}}
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 200}}}}
-  - {{use: recd.first_x, features: ["seq_*"], options: {{x: 20}}}}
-training: {{batch_size: 64}}
-"""
 
 TABLES = [
     Table("t_items", ("item_0", "seq_0_0"), 200, 8, pooled=False),
@@ -36,23 +24,28 @@ TABLES = [
 ]
 
 
-def make(folder: Path, table: Path, converter: str = "{use: recd.ikjt}") -> RunConfig:
-    path = folder / "registry.yaml"
-    path.write_text(REGISTRY.format(path=table).replace("{use: recd.ikjt}", converter))
+def make(folder: Path, name: str = "registry.yaml", **converter: Any) -> RunConfig:
+    sparse = ["item_0", "usr_0", "seq_0_*"]
+    first = {"use": "recd.first_x", "features": ["seq_*"], "options": {"x": 20}}
+    path = write_registry(
+        folder,
+        name,
+        dataset=papercal(folder, 1000, 300, sparse=sparse),
+        converter=converter or {"use": "recd.ikjt"},
+        preprocessing=[*hashed(200), first],
+        training={"batch_size": 64},
+    )
     return load_registry(path)
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    folder = tmp_path_factory.mktemp("measure")
-    registry = make(folder, folder / "table")
+    registry = make(tmp_path_factory.mktemp("measure"))
     registry.dataset.prepare()
     return registry
 
 
 def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
-    from recd_plugins.config.run_config import feature_steps
-
     steps = feature_steps(registry, registry.dataset.schema())[feature]
     counts: Counter[int] = Counter()
     for batch in registry.dataset.scan():
@@ -87,9 +80,9 @@ def test_rows_count_as_the_tables_see_them(registry: RunConfig, rows: int | None
 
 
 CONVERTERS = {
-    "exact": "{use: recd.ikjt}",
-    "one group": "{use: recd.ikjt, options: {groups: [[seq_0_0, seq_0_1]]}}",
-    "partial": "{use: recd.partial_ikjt}",
+    "exact": {"use": "recd.ikjt"},
+    "one group": {"use": "recd.ikjt", "options": {"groups": [["seq_0_0", "seq_0_1"]]}},
+    "partial": {"use": "recd.partial_ikjt"},
 }
 
 
@@ -104,9 +97,9 @@ CONVERTERS = {
     ],
 )
 def test_what_is_sent_counts(
-    registry: RunConfig, tmp_path: Path, converter: str, pooled: bool, rows: int | None
+    registry: RunConfig, converter: str, pooled: bool, rows: int | None
 ) -> None:
-    registry = make(tmp_path, registry.path.parent / "table", CONVERTERS[converter])
+    registry = make(registry.path.parent, "other.yaml", **CONVERTERS[converter])
     tables = [
         Table("t_items", ("item_0", "seq_0_0"), 200, 8, pooled=pooled),
         Table("t_more", ("seq_0_1",), 200, 8, pooled=pooled),

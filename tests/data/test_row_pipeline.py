@@ -35,6 +35,11 @@ def kjt_of(rows: dict[str, list[list[int]]]) -> KeyedJaggedTensor:
     )
 
 
+#: How features of the batches below are looked up.
+EXACT = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
+PARTIAL = Placement(pooled=("c", "m"), replicated=("m",), sequence=("m", "n"))
+
+
 @pytest.fixture
 def batch() -> Batch:
     together, alone = InverseKeyedJaggedTensor.from_kjt(
@@ -66,16 +71,21 @@ def test_replicated_features_have_every_row(batch: Batch) -> None:
     assert {key: lists(kjt[key]) for key in "bcd"} == {name: ROWS[name] for name in "bcd"}
 
 
-def test_sequence_features_have_unique_rows_and_padding_rows(batch: Batch) -> None:
-    model_input = lower(batch, Placement(sequence=("a", "b", "c", "d")))
+def sequences_of(model_input: ModelInput) -> KeyedJaggedTensor:
+    """Return the features, and check the longest row of each."""
     kjt = model_input.sequence_features
     assert kjt is not None
+    for name, longest in model_input.longest.items():
+        assert longest == model_input.unique_rows(name, kjt[name]).lengths().max()
+    assert list(model_input.longest) == list(model_input.num_unique)
+    return kjt
+
+
+def test_sequence_features_have_unique_rows_and_padding_rows(batch: Batch) -> None:
+    model_input = lower(batch, Placement(sequence=("a", "b", "c", "d")))
+    kjt = sequences_of(model_input)
     assert kjt.stride() == 3  # c has three rows, the others two and an empty one
     assert model_input.num_unique == {"a": 2, "b": 2, "c": 3, "d": 2}
-    for name, longest in model_input.longest.items():
-        rows = model_input.unique_rows(name, model_input.sequence_features.to_dict()[name])
-        assert longest == rows.lengths().max()
-    assert list(model_input.longest) == list(model_input.num_unique)
     assert set(model_input.inverse_lookup) == {"a", "b", "d"}
     assert model_input.inverse_lookup["a"] is model_input.inverse_lookup["b"]
     for key in "abd":
@@ -96,15 +106,10 @@ def partial_batch() -> Batch:
 
 def test_partial_sequence_features_have_stored_ids_and_segments(partial_batch: Batch) -> None:
     model_input = lower(partial_batch, Placement(sequence=("c", "m", "n")))
-    kjt = model_input.sequence_features
-    assert kjt is not None
+    kjt = sequences_of(model_input)
     assert lists(kjt["m"]) == [[1, 2, 3], [], []]
     assert lists(kjt["n"]) == [[4], [], []]
     assert model_input.num_unique == {"c": 3, "m": 2, "n": 2}
-    for name, longest in model_input.longest.items():
-        rows = model_input.unique_rows(name, model_input.sequence_features.to_dict()[name])
-        assert longest == rows.lengths().max()
-    assert list(model_input.longest) == list(model_input.num_unique)
     assert set(model_input.segments) == {"m", "n"}
     embeddings = kjt.values().float().unsqueeze(1).requires_grad_()
     for name in "mn":
@@ -151,19 +156,17 @@ class Calls(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copied: list[int] = []
-        self.kept: list[int] = []
+        self.copied: set[int] = set()
+        self.kept: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        copies = func is torch.Tensor.to and (kwargs or {}).get("non_blocking")
-        for notes, noted in (
-            (self.copied, copies),
-            (self.kept, func is torch.Tensor.record_stream),
-        ):
-            if noted:
-                notes.append(id(args[0]))
-                return args[0]
-        return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.to and (kwargs or {}).get("non_blocking"):
+            self.copied.add(id(args[0]))
+        elif func is torch.Tensor.record_stream:
+            self.kept.add(id(args[0]))
+        else:
+            return func(*args, **(kwargs or {}))
+        return args[0]
 
 
 def tensors_of(found: ModelInput) -> set[int]:
@@ -180,16 +183,13 @@ def tensors_of(found: ModelInput) -> set[int]:
 
 @pytest.mark.parametrize("form", ["exact", "partial"])
 def test_copies_can_overlap(form: str, batch: Batch, partial_batch: Batch) -> None:
-    exact = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
-    partial = Placement(pooled=("c", "m"), replicated=("m",), sequence=("m", "n"))
-    model_input = lower(batch, exact) if form == "exact" else lower(partial_batch, partial)
+    model_input = lower(batch, EXACT) if form == "exact" else lower(partial_batch, PARTIAL)
     assert model_input.sparse_features is not None
     assert model_input.sparse_features.inverse_indices_or_none() is not None
     with Calls() as calls:
         model_input.to(torch.device("cpu"), non_blocking=True)
         model_input.record_stream(torch.Stream(device="cpu"))
-    expected = tensors_of(model_input)
-    assert set(calls.copied) == set(calls.kept) == expected
+    assert calls.copied == calls.kept == tensors_of(model_input)
     moved = model_input.to(torch.device("meta"))
     assert moved.dense_features.is_meta
     assert all(segments.offsets.is_meta for segments in moved.segments.values())
@@ -233,10 +233,7 @@ def assert_same(moved: ModelInput, batch: ModelInput) -> None:
 
 
 def test_a_pinned_batch_moves_in_one_copy(batch: Batch, partial_batch: Batch) -> None:
-    exact = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
-    partial = Placement(pooled=("c", "m"), replicated=("m",), sequence=("m", "n"))
-    batches = [lower(batch, exact), lower(partial_batch, partial)]
-    launch(move_on_fake_cuda, 1, batches)
+    launch(move_on_fake_cuda, 1, [lower(batch, EXACT), lower(partial_batch, PARTIAL)])
 
 
 def test_request_rows_are_runs_of_equal_user_features(batch: Batch) -> None:

@@ -59,10 +59,12 @@ def batches(rank: int, world_size: int, ready: Any, signal: int) -> Any:
     loader = DataLoader(Numbers(ready[rank]), Same(), False, world_size=world_size)
     found: list[Any] = []
     loader.interrupted = lambda: rank == 1 and signal in found
-    for _ in range(2):
-        for number in loader:
-            found.append(number)
-        found.append("idle" if loader.is_idle else "end")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "_SECONDS_OF_POLL", 0.01)
+        for _ in range(2):
+            for number in loader:
+                found.append(number)
+            found.append("idle" if loader.is_idle else "end")
     return found, loader.lag, loader.merged(loader.state_dict())
 
 
@@ -77,8 +79,8 @@ def batches(rank: int, world_size: int, ready: Any, signal: int) -> Any:
 def test_ranks_take_batches_together(ready: Any, signal: int, taken: list[Any]) -> None:
     (found, lag, state), other = run_on_ranks(batches, 2, ready, signal)
     assert (found, lag, state) == other
-    count = sum(isinstance(each, int) for each in taken)
     assert found == taken
+    count = sum(isinstance(each, int) for each in taken)
     assert state == {"counts": [count, count]}
 
 
@@ -92,7 +94,6 @@ def waiting(rank: int, world_size: int) -> str:
     ready: Any = [[True] * 3, [False] * 20 + [True, None]]
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
-        patch.setattr(loaders, "_SECONDS_OF_POLL", 0.01)
         patch.setattr(loaders, "_POLLS_UNTIL_TOLD", 5)
         batches(rank, world_size, ready, 9)
     return said.getvalue()

@@ -27,12 +27,10 @@ def at(endpoint: str, **options: Any) -> Storage:
 
 
 @pytest.fixture
-def signed() -> list[bool]:
-    return []
+def refusing() -> Iterator[tuple[str, list[bool]]]:
+    """Yield the endpoint of a store that refuses, and whether its requests were signed."""
+    signed: list[bool] = []
 
-
-@pytest.fixture
-def refusing(signed: list[bool]) -> Iterator[str]:
     class Refuse(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             signed.append("Authorization" in self.headers)
@@ -46,9 +44,9 @@ def refusing(signed: list[bool]) -> Iterator[str]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Refuse)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}", signed
     server.shutdown()
     thread.join()
     server.server_close()
@@ -67,15 +65,16 @@ def test_what_is_missing_is_named(store: Store, url: str, message: str) -> None:
         ParquetTable(url, at(store.endpoint))
 
 
-def test_a_store_that_refuses_says_what_to_set(refusing, signed):
+def test_a_store_that_refuses_says_what_to_set(refusing):
+    endpoint, signed = refusing
     with pytest.raises(SetupError) as error:
-        ParquetTable("s3://tables/clicks", at(refusing))
-    for word in ("s3://tables/clicks", refusing, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "anonymous"):
+        ParquetTable("s3://tables/clicks", at(endpoint))
+    for word in ("s3://tables/clicks", endpoint, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "anonymous"):
         assert word in str(error.value)
     assert set(signed) == {True}
     signed.clear()
     with pytest.raises(SetupError, match="cannot be read at"):
-        ParquetTable("s3://tables/clicks", at(refusing, anonymous=True))
+        ParquetTable("s3://tables/clicks", at(endpoint, anonymous=True))
     assert set(signed) == {False}
 
 
