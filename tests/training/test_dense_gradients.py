@@ -5,21 +5,19 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from tests.sharded import CPU, everyone
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.runtime.errors import RankError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.testing.fake_cuda import fake_cuda
+from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
-
-CPU = torch.device("cpu")
-both = pytest.mark.parametrize("always_trained", [False, True])
 
 
 class Model(nn.Module):
@@ -42,7 +40,7 @@ def sharded(
     torch.manual_seed(0)
     return DistributedModelParallel(
         Model(all_used=all_used),
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        env=everyone(),
         device=device,
         plan=ShardingPlan({}),
         sharders=[],
@@ -80,18 +78,13 @@ def gradients(
     return steps
 
 
-@both
-def test_the_first_step_sums_as_the_later_ones(always_trained: bool) -> None:
-    ranks = launch(gradients, 3, always_trained)
-    assert all(steps == ranks[0] for steps in ranks)
-    first, *later = ranks[0]
-    assert later == [first, first]
-
-
-@both
-@pytest.mark.parametrize("late", ["late", "in the backward pass"])
-def test_summed_by_who_may_wait_they_are_the_same(late: str, always_trained: bool) -> None:
-    assert launch(gradients, 3, always_trained, late) == launch(gradients, 3, always_trained)
+@pytest.mark.parametrize("always_trained", [False, True])
+def test_all_steps_sum_alike_whoever_may_wait(always_trained: bool) -> None:
+    ranks = run_on_ranks(gradients, 3, always_trained)
+    first = ranks[0][0]
+    assert ranks == [[first, first, first]] * 3
+    for late in ("late", "in the backward pass"):
+        assert run_on_ranks(gradients, 3, always_trained, late) == ranks
 
 
 def gradients_without_ddp(rank: int, world_size: int) -> bool:
@@ -105,7 +98,7 @@ def gradients_without_ddp(rank: int, world_size: int) -> bool:
 
 
 def test_one_rank_trains_without_ddp() -> None:
-    assert launch(gradients_without_ddp, 1) == [True]
+    assert run_on_ranks(gradients_without_ddp, 1) == [True]
 
 
 def cuda_gradients(rank: int, world_size: int, all_used: bool) -> list[list[float]]:
@@ -124,7 +117,7 @@ def cuda_gradients(rank: int, world_size: int, all_used: bool) -> list[list[floa
 
 
 def test_on_cuda_one_all_reduce_averages_all_gradients() -> None:
-    expected = launch(gradients, 2, True)[0][0]
+    expected = run_on_ranks(gradients, 2, True)[0][0]
     for steps in launch(cuda_gradients, 2, True):
         for step in steps:
             assert step == pytest.approx([2 * each for each in expected], abs=1e-6)
@@ -132,16 +125,9 @@ def test_on_cuda_one_all_reduce_averages_all_gradients() -> None:
         launch(cuda_gradients, 2, False)
 
 
-def promise_broken(rank: int, world_size: int) -> str:
-    try:
-        gradients(rank, world_size, True, all_used=False)
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def test_a_parameter_that_is_not_trained_ends_a_run_that_was_promised_it() -> None:
-    assert "Parameter indices which did not receive grad" in launch(promise_broken, 2)[0]
+    with pytest.raises(RankError, match="Parameter indices which did not receive grad"):
+        run_on_ranks(gradients, 2, True, "never", False)
 
 
 def gradients_and_bytes(rank: int, world_size: int) -> tuple[list[list[float]], int]:
