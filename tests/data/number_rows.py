@@ -55,8 +55,8 @@ class Numbers(Dataset):
             for group, first in enumerate(range(0, num_rows, _UNIT))
         ]
         plan = ReadPlan(tuple(units), batch_size, self.options.shuffle)
-        given = {"what": f"the {split} split of {_FILE}", "rank": rank, "world_size": world_size}
-        return PlannedReader(plan, self._read, data={"split": split}, **given, ahead=0)
+        what, ranks = f"the {split} split of {_FILE}", {"rank": rank, "world_size": world_size}
+        return PlannedReader(plan, self._read, data={"split": split}, what=what, **ranks, ahead=0)
 
     def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
         for piece in pieces:

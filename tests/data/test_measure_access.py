@@ -79,7 +79,7 @@ def test_rows_count_as_the_tables_see_them(registry: RunConfig, rows: int | None
         assert access.features == table.features
 
 
-CONVERTERS = {
+CONVERTERS: dict[str, dict[str, Any]] = {
     "exact": {"use": "recd.ikjt"},
     "one group": {"use": "recd.ikjt", "options": {"groups": [["seq_0_0", "seq_0_1"]]}},
     "partial": {"use": "recd.partial_ikjt"},

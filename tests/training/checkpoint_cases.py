@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,13 @@ def flip(path: Path, place: float = 0.5) -> None:
     bit = int(place * len(content) * 8)
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
+
+
+def change_metadata(checkpoint: Path, change: Callable[[Any], None]) -> None:
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    change(metadata)
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    reseal(checkpoint)
 
 
 def reseal(checkpoint: Path) -> None:

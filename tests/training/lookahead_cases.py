@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,12 +49,7 @@ class Failure(Exception):
 
 
 class Model(nn.Module):
-    """Bags and sequences, which may be cached, and a collection with tiers beside them.
-
-    Attributes:
-        events: forward and backward passes, by number.
-        fails: number of a pass that fails, and which.
-    """
+    """Bags and sequences, which may be cached, and a collection with tiers beside them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,8 +72,8 @@ class Head(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.top = nn.Linear(3 * DIM, 1)
-        self.events: list[str] = []
-        self.fails: str | None = None
+        self.events: list[str] = []  # forward and backward passes, by number
+        self.fails: str | None = None  # one of them
         self._step = 0
 
     def forward(self, bag: Tensor, sequence: Tensor, tier: Tensor, labels: Tensor) -> Tensor:
@@ -117,10 +112,9 @@ def run(
 
     Tables are row-wise, or all on the first rank but the one with tiers.
     """
-    dmp, optimizer = shard(world_size, cache, DEVICE, on_one_rank)
-    head = head_of(dmp)
-    head.fails = fails
-    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
+    dmp, optimizer = shard(world_size, cache, on_one_rank)
+    head_of(dmp).fails = fails
+    pipeline = pipeline_of(kind, dmp, optimizer)
     batches = [batch_of(rank, step).to(DEVICE) for step in range(8)]
     losses: list[float] = []
     iterator = iter(batches)
@@ -160,12 +154,10 @@ def batch_of(rank: int, step: int) -> ModelInput:
 
 
 def shard(
-    world_size: int, cache: TableCache | None, device: torch.device, on_one_rank: bool = False
+    world_size: int, cache: TableCache | None = None, on_one_rank: bool = False
 ) -> tuple[DistributedModelParallel, Any]:
     model = Model()
-    caches: Mapping[str, TableCache] = (
-        {} if cache is None else {"t_bag": cache, "t_sequence": cache}
-    )
+    caches = {} if cache is None else {"t_bag": cache, "t_sequence": cache}
     params = fused_params(TRAINING)
     sharders: list[ModuleSharder[Any]] = [
         ExactEmbeddingBagCollectionSharder(dict(params), kernels=[CachedKernels(caches)]),
@@ -180,24 +172,22 @@ def shard(
         places[table] = place or row_wise(compute_kernel=kernel)
     plan = {}
     for name, sharder in zip(("bags", "sequences", "tiered"), sharders, strict=True):
-        plan[name] = plan_of(
-            getattr(model, name), places, sharder, world_size, local_ranks(), device.type
-        )
+        plan[name] = plan_of(getattr(model, name), places, sharder, world_size, local_ranks())
         for table in plan[name].keys() & caches.keys():
             plan[name][table].cache_params = CacheParams(prefetch_pipeline=True)
-    dmp = sharded(model, ShardingPlan(plan), sharders, device)
+    dmp = sharded(model, ShardingPlan(plan), sharders)
     dmp.load_state_dict(dmp.state_dict())  # tiers have copies of rows
     return dmp, build_optimizer(dmp, TRAINING)
 
 
-def pipeline_of(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.device) -> Any:
+def pipeline_of(kind: Pipeline, dmp: nn.Module, optimizer: Any) -> Any:
     if kind == "none":
         return None
     if kind == "ours":
-        return build_train_pipeline(dmp, optimizer, device)
+        return build_train_pipeline(dmp, optimizer, DEVICE)
     if kind == "overlapped":
-        return OverlappedTrainPipeline(dmp, optimizer, device)
-    return TrainPipelineSparseDist(dmp, optimizer, device, execute_all_batches=True)
+        return OverlappedTrainPipeline(dmp, optimizer, DEVICE)
+    return TrainPipelineSparseDist(dmp, optimizer, DEVICE, execute_all_batches=True)
 
 
 def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[ModelInput]) -> Tensor:

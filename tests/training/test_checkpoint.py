@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -41,8 +40,8 @@ def save_three(rank: int, world_size: int, folder: Path, moment: str | None) -> 
     return states
 
 
-def load(rank: int, world_size: int, folder: Path) -> Any:
-    trainer = Trainer(world_size)
+def load(rank: int, world_size: int, folder: Path, rows: int = 16) -> Any:
+    trainer = Trainer(world_size, rows)
     progress = Checkpoints(folder, keep=1).load(trainer.dmp, trainer.optimizer)
     return progress, trainer.everything()
 
@@ -50,7 +49,7 @@ def load(rank: int, world_size: int, folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("whole")
-    return folder, launch(save_three, 2, folder, None)[0]
+    return folder, run_on_ranks(save_three, 2, folder, None)[0]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -63,46 +62,36 @@ def test_a_kill_leaves_a_whole_checkpoint(
         pass
     step = 3 if moment == "while an old one is deleted" else 2
     assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:09d}"]
-    for progress, state in launch(load, 2, tmp_path):
+    for progress, state in run_on_ranks(load, 2, tmp_path):
         assert progress.step == step
-        assert state == whole[1][progress.step - 1]
+        assert state == whole[1][step - 1]
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_another_number_of_ranks(whole: tuple[Path, Any], world_size: int) -> None:
     folder, states = whole
     assert states[2] != states[1]
-    for progress, state in launch(load, world_size, folder):
+    for progress, state in run_on_ranks(load, world_size, folder):
         assert progress.step == 3
         assert state == states[2]
 
 
-def load_into_a_larger_table(rank: int, world_size: int, folder: Path) -> None:
-    trainer = Trainer(world_size, rows=32)
-    Checkpoints(folder, keep=1).load(trainer.dmp, trainer.optimizer)
-
-
 def test_a_checkpoint_of_another_model(whole: tuple[Path, Any]) -> None:
-    with pytest.raises(
-        RecdError, match=r"step-000000003: the checkpoint cannot be loaded .* registry"
-    ):
-        launch(load_into_a_larger_table, 1, whole[0])
+    message = r"step-000000003: the checkpoint cannot be loaded .* registry"
+    with pytest.raises(RecdError, match=message):
+        run_on_ranks(load, 1, whole[0], 32)
+
+
+def refuses(folder: Path, message: str, *, resume: bool = False) -> None:
+    reserved = Checkpoints(folder, keep=1).reserve(resume=resume)
+    with pytest.raises(RecdError, match=message), reserved:
+        pass
 
 
 def test_a_folder_in_use_or_not_to_be_written(tmp_path: Path, whole: tuple[Path, Any]) -> None:
-    with (
-        pytest.raises(RecdError, match="--resume"),
-        Checkpoints(whole[0], keep=1).reserve(resume=False),
-    ):
-        pass
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    with (
-        pytest.raises(
-            RecdError, match=r"file: the folder cannot be written .*training.checkpoint.path"
-        ),
-        Checkpoints(tmp_path / "file", keep=1).reserve(resume=False),
-    ):
-        pass
+    refuses(whole[0], "--resume")
+    (tmp_path / "file").touch()
+    refuses(tmp_path / "file", "file: the folder cannot be written .*training.checkpoint.path")
 
 
 def meet_names(rank: int, world_size: int, folder: Path) -> None:
@@ -123,11 +112,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     being_written = tmp_path / ".step-000000001.0123abcd.partial"
     with Checkpoints(tmp_path, keep=1).reserve(resume=False):
         being_written.mkdir()
-        with (
-            pytest.raises(RecdError, match=rf"process {os.getpid()} on .* is writing to this"),
-            Checkpoints(tmp_path, keep=1).reserve(resume=True),
-        ):
-            pass
+        refuses(tmp_path, rf"process {os.getpid()} on .* is writing to this", resume=True)
         assert being_written.exists(), "the living run writes it"
     with Checkpoints(tmp_path, keep=1).reserve(resume=True):
         assert not being_written.exists()
@@ -182,12 +167,11 @@ def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:
             filler.unlink(missing_ok=True)
             filler.write_bytes(bytes(max(0, shutil.disk_usage(folder).free - pages * 4096)))
         dist.barrier()
+        said.append("")
         try:
             checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
         except RecdError as error:
-            said.append(str(error))
-        else:
-            said.append("")
+            said[-1] = str(error)
     return said
 
 
@@ -204,10 +188,8 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
     failed = [step for step, said in enumerate(first, 1) if said]
     assert len(failed) >= 3
     for step in failed:
-        assert re.search(
-            rf"step-{step:09d}: the checkpoint cannot be written \(No space left on device\)",
-            first[step - 1],
-        )
+        message = f"step-{step:09d}: the checkpoint cannot be written (No space left on device)"
+        assert message in first[step - 1]
     names = sorted(path.name for path in disk.iterdir() if path.name != "filler")
     assert names == [f"step-{step:09d}" for step in range(1, 8) if step not in failed]
     for name in names:
@@ -215,13 +197,8 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
 
 
 def draws() -> list[Any]:
-    return [
-        torch.rand(3).tolist(),
-        np.random.rand(),
-        np.random.randn(),
-        random.random(),
-        random.gauss(0, 1),
-    ]
+    ours = np.random.rand(), np.random.randn(), random.random(), random.gauss(0, 1)
+    return [torch.rand(3).tolist(), *ours]
 
 
 def loaded(rank: int, world_size: int, folder: Path) -> tuple[list[Any], list[Any]]:

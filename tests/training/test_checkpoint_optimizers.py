@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.sharded import CPU, shard
-from tests.training.checkpoint_cases import TRAINING, Model, Trainer, reseal
+from tests.training.checkpoint_cases import TRAINING, Model, Trainer, change_metadata
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import table_wise
@@ -45,9 +44,8 @@ DENSE: dict[str, Any] = {
 def trainer_with(optimizer: str, world_size: int) -> Trainer:
     trainer = Trainer(world_size)
     if optimizer in DENSE:
-        spec = TrainingSpec(
-            dense_optimizer=cast(Any, optimizer.split()[1]), dense_learning_rate=0.1
-        )
+        name = cast(Any, optimizer.removeprefix("dense "))
+        spec = TrainingSpec(dense_optimizer=name, dense_learning_rate=0.1)
         trainer.optimizer = build_optimizer(trainer.dmp, spec)
         return trainer
     outside = dict(in_backward_optimizer_filter(trainer.dmp.named_parameters()))
@@ -217,13 +215,12 @@ def test_tables_learn_on_from_their_step_on_any_plan(folder: Path) -> None:
 
 
 def test_of_an_earlier_version_it_is_the_number_of_steps(folder: Path) -> None:
-    checkpoint = folder / "step-000000005"
-    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
     name = "steps.bags.t"
-    del metadata.state_dict_metadata[name]
-    metadata.storage_data = {
-        index: place for index, place in metadata.storage_data.items() if index.fqn != name
-    }
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
-    reseal(checkpoint)
+
+    def change(metadata: Any) -> None:
+        del metadata.state_dict_metadata[name]
+        for index in [index for index in metadata.storage_data if index.fqn == name]:
+            del metadata.storage_data[index]
+
+    change_metadata(folder / "step-000000005", change)
     assert run_on_ranks(load_steps, 2, folder, "row_wise") == [{5}, {5}]

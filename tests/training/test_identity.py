@@ -47,18 +47,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def registry(folder: Path, *changes: tuple[str, str], text: str = REGISTRY, **options: Any) -> Any:
-    text = text.format(folder=folder)
+def registry(folder: Path, *changes: tuple[str, str]) -> Any:
+    text = REGISTRY.format(folder=folder)
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
     path = folder / "registry.yaml"
     path.write_text(text, encoding="utf-8")
-    return load_registry(path, **options)
+    return load_registry(path)
 
 
-def identity(folder: Path, *changes: tuple[str, str], **options: Any) -> dict[str, Any]:
-    found = registry(folder, *changes, **options)
+def identity(folder: Path, *changes: tuple[str, str]) -> dict[str, Any]:
+    found = registry(folder, *changes)
     return identity_of(found, tables_of(build_model(found, found.dataset.schema())))
 
 

@@ -52,25 +52,18 @@ def test_what_was_there_before_comes_back(capfd: pytest.CaptureFixture[str]) -> 
     assert "SIGTERM: every rank finishes its step" in capfd.readouterr().err
 
 
-class Rank:
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(["sleep", "60"])
-        self.terminate = self.process.terminate
-
-
 @pytest.fixture
 def rank() -> Any:
-    made = Rank()
-    yield made
-    made.process.kill()
-    made.process.wait()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
 
 
 def run_ranks(rank: Any, signals: int, error: Exception) -> None:
     with passed_on([rank]):
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert not signals or rank.process.wait(10) == -signal.SIGTERM
+        assert not signals or rank.wait(10) == -signal.SIGTERM
         raise error
 
 

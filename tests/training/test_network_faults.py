@@ -12,7 +12,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ import psutil
 import pytest
 from benchmarks.shaped_network import ShapedNetwork, unavailable
 from hypothesis import settings
+from tests.forked import RECD
 from tests.small_registry import hashed, papercal, write_registry
 
 NODES, STEPS, TIMEOUT = 3, 200, 30
-RECD = str(Path(sys.executable).with_name("recd"))
 #: How often each is tried in a night, of all that RECD_FAULTS multiplies.
 FAULTS = {"kill": 4, "stop": 1, "cut": 1, "lose": 1}
 TIMES = int(os.environ.get("RECD_FAULTS", "1"))

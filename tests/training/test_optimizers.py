@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.plugin_files import write_plugins
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from tests.sharded import bags
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
@@ -58,16 +58,8 @@ def registry_of(folder: Path, text: str) -> RunConfig:
     return load_registry(folder / "registry.yaml", plugins_dir=plugins_dir)
 
 
-def model_of(*names: str, device: str = "meta") -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        device=torch.device(device),
-        tables=[
-            EmbeddingBagConfig(
-                name=name, embedding_dim=8, num_embeddings=20, feature_names=[name[2:]]
-            )
-            for name in names
-        ],
-    )
+def model_of(*features: str, device: str = "meta") -> EmbeddingBagCollection:
+    return bags(*features, rows=20, dim=8, device=torch.device(device))
 
 
 def applied(
@@ -84,7 +76,7 @@ MINE = "optimizers:\n  - {use: acme.mine, tables: [t_a]}\n"
 
 
 def test_a_plugin_of_ones_own_sees_its_tables(tmp_path: Path) -> None:
-    model = applied(registry_of(tmp_path, MINE), model_of("t_a", "t_b"))
+    model = applied(registry_of(tmp_path, MINE), model_of("a", "b"))
     weights = dict(model.named_parameters())
     assert weights["embedding_bags.t_a.weight"]._optimizer_kwargs == [{"lr": 8}]
     assert not hasattr(weights["embedding_bags.t_b.weight"], "_optimizer_kwargs")
@@ -93,7 +85,7 @@ def test_a_plugin_of_ones_own_sees_its_tables(tmp_path: Path) -> None:
 def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
     registry = registry_of(tmp_path, MINE.replace("t_a", "t_adagrad"))
     with deferred_tables() as deferred:
-        applied(registry, model_of("t_adagrad", device="cpu"))
+        applied(registry, model_of("adagrad", device="cpu"))
     assert not deferred.touched
 
 
@@ -101,17 +93,9 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
     ("table", "kind", "said"),
     [
         ("unknown_class", ValueError, r"acme.mine' failed in update of table 't_unknown_class'"),
-        (
-            "momentum",
-            RegistryError,
-            r"yaml:5 optimizers\[0\]: table 't_momentum': .* ignore .*mom",
-        ),
+        ("momentum", RegistryError, r"yaml:5 optimizers\[0\]: table 't_momentum': .* ignore .*mom"),
         ("refused", RegistryError, r"yaml:5 optimizers\[0\]: 'acme.mine' needs embedding_dim 4"),
-        (
-            "raised",
-            ZeroDivisionError,
-            r"acme.mine' failed in update of table 't_raised' \(.*acme.py:\d+",
-        ),
+        ("raised", ZeroDivisionError, r"failed in update of table 't_raised' \(.*acme.py:\d+"),
     ],
 )
 def test_what_a_plugin_cannot_return(
@@ -119,7 +103,7 @@ def test_what_a_plugin_cannot_return(
 ) -> None:
     registry = registry_of(tmp_path, MINE.replace("t_a", f"t_{table}"))
     with pytest.raises(kind, match=said):
-        applied(registry, model_of(f"t_{table}"))
+        applied(registry, model_of(table))
 
 
 @pytest.mark.parametrize(
@@ -136,29 +120,23 @@ def test_entries_that_train_rows_otherwise(tmp_path: Path, more: str, said: str)
 
     registry = registry_of(tmp_path, f"{MINE}{more}\n")
     field = f"{more.partition(':')[0]}[0]"
+    parts = {} if "parallel" in more else {field: TableStrategy()}
     with pytest.raises(RegistryError, match=rf"yaml:5 optimizers\[0\]: table 't_a'.*{said}"):
-        applied(
-            registry, model_of("t_a"), parts={} if "parallel" in more else {field: TableStrategy()}
-        )
-    if "parallel" not in more:
-        applied(registry, model_of("t_a"), parts={field: Follows()})
+        applied(registry, model_of("a"), parts)
+    if parts:
+        applied(registry, model_of("a"), {field: Follows()})
 
 
 def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:
     registry = registry_of(tmp_path, MINE)
     with pytest.raises(RegistryError, match="'t_a' matches no table"):
-        applied(registry, model_of("t_b"))
-    twice = applied(registry, model_of("t_a"))
+        applied(registry, model_of("b"))
+    twice = applied(registry, model_of("a"))
     with pytest.raises(RegistryError, match="'t_a' already has the optimizer SGD"):
         applied(registry, twice)
+    others, tables = list(embedding_modules(model_of("b"))), tables_of(model_of("a"))
     with pytest.raises(RegistryError, match="'t_a' is no longer in an EmbeddingBagCollection"):
-        apply_optimizers(
-            registry,
-            list(embedding_modules(model_of("t_b"))),
-            tables_of(model_of("t_a")),
-            "cpu",
-            {},
-        )
+        apply_optimizers(registry, others, tables, "cpu", {})
 
 
 def factors(num_steps: int, /, **schedule: object) -> list[float]:

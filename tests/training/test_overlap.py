@@ -20,7 +20,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sharding import pipeline as pipelines
+from recd_plugins.sharding import pipeline as pipeline_module
 from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
@@ -28,7 +28,7 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 
 def events(rank: int, world_size: int) -> list[str]:
-    dmp, optimizer = shard(world_size, None, DEVICE)
+    dmp, optimizer = shard(world_size)
     happened = head_of(dmp).events
 
     def noted(owner: Any, method: str, name: Callable[..., str]) -> Any:
@@ -43,7 +43,7 @@ def events(rank: int, world_size: int) -> list[str]:
 
     with (
         noted(DeferredAllReduce, "start", lambda late: "sum" if late._ready else ""),
-        noted(pipelines._RowsAhead, "look_up", lambda _, context: f"look up {context.index}"),
+        noted(pipeline_module._RowsAhead, "look_up", lambda _, context: f"look up {context.index}"),
         noted(optimizer, "step", lambda *_: "optimizer"),
     ):
         pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
@@ -53,27 +53,21 @@ def events(rank: int, world_size: int) -> list[str]:
     return happened
 
 
-def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
-    dmp, optimizer = shard(world_size, None, DEVICE)
+def load_after_a_step(rank: int, world_size: int, batches: int, ended: bool = False) -> None:
+    dmp, optimizer = shard(world_size)
     pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
-    pipeline.progress(iter([batch_of(rank, step) for step in range(1 + batches_left)]))
-    dmp.load_state_dict(dmp.state_dict())
-
-
-def load_after_a_pipeline(rank: int, world_size: int) -> None:
-    dmp, optimizer = shard(world_size, None, DEVICE)
-    pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
-    pipeline.progress(iter([batch_of(rank, step) for step in range(2)]))
-    del pipeline
-    gc.collect()
+    pipeline.progress(iter([batch_of(rank, step) for step in range(batches)]))
+    if ended:
+        del pipeline
+        gc.collect()
     dmp.load_state_dict(dmp.state_dict())
 
 
 def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float], list[Tensor]]:
-    dmp, optimizer = shard(world_size, None, DEVICE)
+    dmp, optimizer = shard(world_size)
     (wrapped,) = (each for each in dmp.children() if isinstance(each, DistributedDataParallel))
     wrapped.register_comm_hook(None, fp16_compress_hook)
-    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
+    pipeline = pipeline_of(kind, dmp, optimizer)
     batches = iter([batch_of(rank, step) for step in range(5)])
     losses = [float(pipeline.progress(batches)) for _ in range(5)]
     return losses, [each.detach().clone() for each in dmp.parameters()]
@@ -92,10 +86,10 @@ class TablesRest(LookaheadModel):
 
 
 def tables_rest(rank: int, world_size: int, kind: Pipeline) -> tuple[list[Tensor], list[Tensor]]:
-    dmp, optimizer = shard(world_size, None, DEVICE)
+    dmp, optimizer = shard(world_size)
     dmp.module.__class__ = TablesRest
     before = _tables(dmp)
-    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
+    pipeline = pipeline_of(kind, dmp, optimizer)
     batches = iter([batch_of(rank, step) for step in range(4)])
     for _ in range(4):
         pipeline.progress(batches)
@@ -104,8 +98,7 @@ def tables_rest(rank: int, world_size: int, kind: Pipeline) -> tuple[list[Tensor
 
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
     assert not overlaps(nn.Linear(1, 1), DEVICE, True), "there are no rows"
-    dmp, _ = shard(world_size, None, DEVICE)
-    return overlaps(dmp, DEVICE, asked)
+    return overlaps(shard(world_size)[0], DEVICE, asked)
 
 
 def _tables(dmp: DistributedModelParallel) -> list[Tensor]:
@@ -126,10 +119,8 @@ def test_it_trains_as_a_loop_that_waits(
         run_on_ranks(run, world_size, kind, None, fails, False, rates) for kind in kinds
     ]
     for waits, late in zip(*variants, strict=True):
-        assert (waits.pipeline, late.pipeline) == (
-            "SparseDistTrainPipeline",
-            "OverlappedTrainPipeline",
-        )
+        pipelines = (waits.pipeline, late.pipeline)
+        assert pipelines == ("SparseDistTrainPipeline", "OverlappedTrainPipeline")
         assert late.losses == waits.losses
         assert len(waits.losses) == (7 if fails else 8)
         for name, values in waits.state.items():
@@ -157,12 +148,11 @@ def test_tables_that_are_looked_up_without_gradients_do_not_learn(kind: Pipeline
 
 
 def test_weights_that_come_too_late_are_refused() -> None:
-    run_on_ranks(load_after_a_step, 2, 0)
-    with pytest.raises(
-        ExactnessError, match=r"loaded weights while rows .*training\.overlap: false"
-    ):
-        run_on_ranks(load_after_a_step, 2, 1)
-    run_on_ranks(load_after_a_pipeline, 2)
+    run_on_ranks(load_after_a_step, 2, 1)
+    message = r"loaded weights while rows .*training\.overlap: false"
+    with pytest.raises(ExactnessError, match=message):
+        run_on_ranks(load_after_a_step, 2, 2)
+    run_on_ranks(load_after_a_step, 2, 2, True)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def write(folder: Path, pipeline: str = "", **sections: Any) -> Path:
     )
 
 
-def trained(path: Path, variant: Any = "plugins", **overrides: Any) -> Result:
-    return run_on_ranks(train, 2, Job(path, variant, PLUGINS, overrides))[0]
+def trained(path: Path) -> Result:
+    return run_on_ranks(train, 2, Job(path, plugins_dir=PLUGINS))[0]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

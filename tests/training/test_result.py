@@ -132,16 +132,9 @@ def test_the_first_is_the_yardstick() -> None:
     assert other_way.ratios("a.x")["all_to_all_bytes"] is None
 
 
-def stalls(
-    *waited: float, training: float = 1.0, making: float = 0.0, arrival: float = 0.0
-) -> Stalls:
+def stalls(*waited: float, making: float = 0.0) -> Stalls:
     seconds = dict(zip(STALL_CAUSES, waited, strict=True))
-    return Stalls(
-        steps=10,
-        step_seconds=training + sum(waited),
-        seconds=seconds,
-        making=MakingTimes(fill=making, transfer=arrival, arrival=arrival),
-    )
+    return Stalls(10, 1.0 + sum(waited), seconds, MakingTimes(fill=making))
 
 
 def report(*ranks: Stalls) -> StallReport:

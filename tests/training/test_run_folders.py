@@ -32,15 +32,14 @@ def registry(tmp_path: Path) -> Path:
     return path
 
 
-def train(registry: Path, *settings: str, step: int = 1) -> Path:
+def train(registry: Path, *settings: str) -> Path:
     """Create a run folder with an empty checkpoint, as ``recd run`` would."""
     config = load_registry(registry, settings=settings)
-    with new_run(
-        registry.parent / "runs", RunSettings.of(config, settings, {"steps": 3}, None)
-    ) as run:
-        checkpoint = run / step_name(step)
+    kept = RunSettings.of(config, settings, {"steps": 3}, None)
+    with new_run(registry.parent / "runs", kept) as run:
+        checkpoint = run / step_name(1)
         checkpoint.mkdir()
-        (checkpoint / PROGRESS).write_text(progress_text(Progress(step)))
+        (checkpoint / PROGRESS).write_text(progress_text(Progress(1)))
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,26 +36,22 @@ from recd_plugins.training import sharded_model
 from recd_plugins.training.rank_state import copy_weights, first_weights
 from recd_plugins.training.sharded_model import build_sharded_model
 
+SMALL: dict[str, Any] = {
+    "dataset": random_rows(sparse={"a": 9, "b": 40}),
+    "converter": {"use": "recd.ikjt"},
+}
+
 
 @pytest.fixture
-def group() -> Iterator[None]:
-    with one_rank():
-        yield
-
-
-@pytest.fixture
-def registry(tmp_path: Path, group: None) -> Any:
-    registry = load_registry(
-        write_registry(
-            tmp_path,
-            dataset=random_rows(sparse={"a": 9, "b": 40}),
-            converter={"use": "recd.ikjt"},
-            pooling=[{"use": "recd.attention", "features": ["b"]}],
-            sharding=[{"use": "torchrec.row_wise", "tables": ["t_b"]}],
-        )
+def registry(tmp_path: Path) -> Iterator[Any]:
+    path = write_registry(
+        tmp_path,
+        **SMALL,
+        pooling=[{"use": "recd.attention", "features": ["b"]}],
+        sharding=[{"use": "torchrec.row_wise", "tables": ["t_b"]}],
     )
-    registry.dataset.prepare()
-    return registry
+    with one_rank():
+        yield load_registry(path)
 
 
 @pytest.mark.parametrize("variant", ["plugins", "baseline"])
@@ -148,10 +145,8 @@ def loader(differs: bool) -> None:
 
 
 def run(differs: bool, path: Any) -> None:
-    registry = load_registry(path)
-    build_sharded_model(
-        registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU
-    )
+    registry = load_registry(path).with_training({"seed": int(differs)})
+    build_sharded_model(registry, "plugins", CPU)
 
 
 def auto_finds_nothing(differs: bool, path: Any) -> None:
@@ -169,11 +164,7 @@ def chosen(rank: int, world_size: int, path: Any) -> list[Any]:
     return [str(found.prepared.chosen), [(e.plugin.name, e.patterns) for e in entries]]
 
 
-def said(rank: int, world_size: int, cases: list[Case], *paths: Any) -> list[str]:
-    return [_said(case, rank, *paths) for case in cases]
-
-
-def _said(case: Case, rank: int, *paths: Any) -> str:
+def said(rank: int, world_size: int, case: Case, *paths: Any) -> str:
     try:
         case(rank == 1, *paths)
     except SetupError as error:
@@ -183,14 +174,8 @@ def _said(case: Case, rank: int, *paths: Any) -> str:
     return "nothing"
 
 
-SMALL: dict[str, Any] = {
-    "dataset": random_rows(sparse={"a": 9, "b": 40}),
-    "converter": {"use": "recd.ikjt"},
-}
 OF_TRAINERS = {
-    plan: (
-        'sharding bags: the plan, t_b0.sharding_type is "row_wise" on rank 0, but "table_wise" on'
-    ),
+    plan: 'sharding bags: the plan, t_b0.sharding_type is "row_wise" on rank 0, but "table_wise"',
     loader: (
         "rank 0 is at the form of the first batch of module 'bags', but rank 1 is at the first "
         "batch of dedup(loader)"
@@ -199,9 +184,8 @@ OF_TRAINERS = {
 
 
 def test_a_trainer_is_told_what_differs() -> None:
-    for told in run_on_ranks(said, 2, list(OF_TRAINERS)):
-        for text, expected in zip(told, OF_TRAINERS.values(), strict=True):
-            assert expected in text
+    for case, expected in OF_TRAINERS.items():
+        assert all(expected in text for text in run_on_ranks(said, 2, case))
 
 
 PLUGIN = '''
@@ -227,17 +211,17 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     write_plugins(tmp_path, PLUGIN, "Constrains")
     entry = {"use": "acme.constrains", "tables": ["t_b"]}
     write_registry(tmp_path, "constrains.yaml", **SMALL, sharding=[entry])
-    for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
+    for seeds in run_on_ranks(said, 2, run, path):
         assert "planning: the registry file, training.seed is 0 on rank 0, but 1 on rank 1" in seeds
         assert "Use the same installation, command, registry file" in seeds
-        differs = 'acme.constrains.t_b.sharding_types is ["row_wise"] on rank 0'
+    differs = 'acme.constrains.t_b.sharding_types is ["row_wise"] on rank 0'
+    for plans in run_on_ranks(said, 2, constrains, path):
         assert f"the constraints of plugins, {differs}" in plans
 
 
 def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
     path = write_registry(tmp_path, **SMALL, sharding=[{"use": "auto"}])
-    for told in run_on_ranks(said, 2, [auto_finds_nothing], path):
-        assert told == ["nothing fits here"]
+    assert run_on_ranks(said, 2, auto_finds_nothing, path) == ["nothing fits here"] * 2
     first, second = run_on_ranks(chosen, 2, path)
     assert first == second
     assert first[0].startswith("auto chose ")
@@ -247,12 +231,11 @@ ROWS, DIM = 37, 8
 
 
 class Model(nn.Module):
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        sizes: Any = {"rows": ROWS, "dim": DIM, "device": device}
-        self.bags = bags("b0", "b1", **sizes)
-        self.rows = sequences("e0", "e1", **sizes)
-        self.top = nn.Linear(DIM, 1, device=device)
+        self.bags = bags("b0", "b1", rows=ROWS, dim=DIM)
+        self.rows = sequences("e0", "e1", rows=ROWS, dim=DIM)
+        self.top = nn.Linear(DIM, 1)
 
     def forward(self, bags: KeyedJaggedTensor, rows: KeyedJaggedTensor) -> Tensor:
         pooled = self.bags(bags)["b0"].mean(0) + self.rows(rows)["e0"].values().mean(0)
@@ -291,18 +274,11 @@ def parts(dmp: DistributedModelParallel) -> dict[str, list[Tensor]]:
     return found
 
 
-def differing(rank: int, world_size: int, shardings: list[str]) -> dict[str, list[str]]:
-    return {each: _differing(each, rank) for each in shardings}
-
-
-def _differing(sharding: str, rank: int) -> list[str]:
+def differing(rank: int, world_size: int, sharding: str) -> list[str]:
     variants = []
     for deferred in (False, True):
         torch.manual_seed(5)
-        if deferred:
-            with deferred_tables():
-                model = Model()
-        else:
+        with deferred_tables() if deferred else nullcontext():
             model = Model()
         first = first_weights(model)
         torch.manual_seed(rank)  # what TorchRec draws is another on every rank
@@ -327,7 +303,7 @@ OF_NODES = ["table_row_wise", "table_column_wise"]
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_sharding_starts_as_whole_tables_do(world_size: int) -> None:
-    shardings = SHARDINGS + (OF_NODES if world_size == 4 else [])
     local = 2 if world_size == 4 else None
-    for found in run_on_ranks(differing, world_size, shardings, local_world_size=local):
-        assert found == {sharding: [] for sharding in shardings}
+    for sharding in SHARDINGS + (OF_NODES if world_size == 4 else []):
+        found = run_on_ranks(differing, world_size, sharding, local_world_size=local)
+        assert found == [[]] * world_size, sharding
