@@ -1,4 +1,4 @@
-"""Dynamic tables: embedding tables that assign rows to raw 64-bit ids while they train."""
+"""Dynamic tables: embedding tables that assign rows to raw 63-bit ids while they train."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _WAITING = 1 << 20
 class EvictionLog(Callback):
     """Writes the ids that dynamic tables evict to Parquet files with columns step, table and id.
 
-    Each rank writes a file with each checkpoint and at the end of the run.
+    Each rank writes a file per checkpoint, per million evicted ids, and at the end of the run.
     """
 
     name = "dynamic.eviction_log"
@@ -52,7 +52,7 @@ class EvictionLog(Callback):
             index.on_eviction = partial(self._evicted, table)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Write the ids that were evicted since the last checkpoint. There is no state to store."""
+        """Write the ids evicted since the last file, because each checkpoint calls this method."""
         self._write()
         return {}
 

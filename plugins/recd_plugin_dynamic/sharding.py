@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DynamicSharding(Sharding):
-    """Tables that map raw 64-bit ids to rows, insert new ids and evict old ones."""
+    """Tables that map raw 63-bit ids to rows, insert new ids and evict old ones."""
 
     name = "dynamic.table"
     maps_ids = True
@@ -41,14 +41,13 @@ class DynamicSharding(Sharding):
         buckets: int = Field(
             default=64,
             ge=1,
-            description="Number of buckets that ids are spread over, each with an equal number of "
-            "rows. A multiple of the number of ranks.",
+            description="Number of equally large buckets. A multiple of the number of ranks.",
         )
         eviction: str = Field(
             default="lru",
             description="Which ids a full bucket evicts: lru (earliest last batch), lfu (fewest "
-            "batches), ttl (none for more than 'steps' steps, also if the bucket is not full), "
-            "none (an error), or MODULE:CLASS, an EvictionPolicy of your own.",
+            "batches), ttl (in no batch for more than 'steps' steps, also if the bucket is not "
+            "full), none (an error), or MODULE:CLASS, an EvictionPolicy of your own.",
         )
         half_life: float | None = Field(
             default=None,
@@ -59,12 +58,12 @@ class DynamicSharding(Sharding):
         steps: int | None = Field(
             default=None,
             ge=1,
-            description="With eviction: ttl, ids without a batch for this many steps are evicted.",
+            description="With eviction: ttl, maximum number of steps without the id.",
         )
         min_count: int = Field(
             default=1,
             ge=1,
-            description="An id gets a row in this batch of its batches; 1 is the first.",
+            description="An id gets a row in the min_count-th batch that contains it.",
         )
         coalesce: bool = Field(
             default=False, description="Send each distinct id only once per batch and rank."

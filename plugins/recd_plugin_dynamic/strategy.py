@@ -24,7 +24,7 @@ class DynamicStrategy(TableStrategy):
         self.tables, self._context = tables, context
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:  # noqa: ARG002
-        """Return the bytes of the indices of ids. They are in host memory."""
+        """Return the bytes of the indices of ids; none on CUDA, because they are in host memory."""
         if self._context.device_type != "cpu":
             return {}
         ranks = self._context.world_size

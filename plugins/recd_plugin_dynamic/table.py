@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class DynamicTable:
     """Layout of a table that maps ids to rows.
 
-    Ids are spread over buckets of equally many rows. The first row of each bucket gets no id. It is
-    the row of unknown ids, and is zero.
+    Ids are spread over buckets of equally many rows. The first row of each bucket gets no id. Ids
+    without a row use row 0 of a rank's shard, whose weights are set to zero before each lookup.
 
     Attributes:
         num_buckets: number of buckets; a multiple of the number of ranks.
         rows_per_bucket: rows of each bucket, including its first row.
         policy: eviction policy.
-        min_count: number of batches with an id before the id gets a row.
+        min_count: an id gets a row in the ``min_count``-th batch that contains it.
     """
 
     num_buckets: int

@@ -380,7 +380,7 @@ def embeddings(
     TABLE is a feature, or a table of the model as in recd plan: t_ and the feature. The file has
     the columns id, the row of the table, and vector, a fixed-size list of float32. With a
     vocabulary, it also has value, the original id. For a dynamic table, id is the raw id, and value
-    its text.
+    its original text.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.

@@ -28,7 +28,7 @@ class Assigned:
         rows: row of each id in the table, int64 ``[n]``. -1 stands for ids without a row.
         new: indices of the ids that got a row in this batch, int64.
         evicted_ids: ids that lost their rows, int64.
-        evicted_rows: rows of ``evicted_ids``, int64. A row may belong to a new id already.
+        evicted_rows: rows of ``evicted_ids``, int64. New ids of this batch may reuse them.
     """
 
     rows: Ids
@@ -41,8 +41,8 @@ class IdIndex:
     """Maps ids to the rows of a table, for the buckets of one rank.
 
     The bucket of an id is ``bucket_of(mix(id), num_buckets)``. Bucket b owns the rows
-    ``[b * rows_per_bucket, (b + 1) * rows_per_bucket)`` of the table. Each bucket admits and evicts
-    alone, so the rows do not depend on the number of ranks or on the order of ids in a batch.
+    ``[b * rows_per_bucket, (b + 1) * rows_per_bucket)`` of the table. Buckets admit and evict ids
+    independently, so rows do not depend on the number of ranks or the order of ids in a batch.
 
     Args:
         first_bucket: first bucket of this rank.
@@ -54,8 +54,8 @@ class IdIndex:
         skip_if_full: whether new ids get row -1 if their bucket is full, instead of an error.
         min_count: number of occurrences that an id needs to get a row, including those in the
             current batch. Ids without a row get row -1.
-        candidates_per_bucket: number of ids without a row whose occurrences each bucket counts. It
-            forgets the least recently used ids. The default is ``rows_per_bucket``.
+        candidates_per_bucket: maximum number of ids without a row for which a bucket keeps counts.
+            The least recently used ids are forgotten. The default is ``rows_per_bucket``.
         reserved_rows: number of first rows of each bucket that no id gets.
     """
 
@@ -197,7 +197,7 @@ class IdIndex:
         self._flat["last_step"][rows] = step
 
     def _count(self, ids: Ids, counts: Ids, step: int, min_count: int) -> NDArray[np.bool_]:
-        """Count occurrences of candidates. Return and remove the ids with ``min_count``."""
+        """Count occurrences of candidates. Return which ids have ``min_count``, and remove them."""
         self.find_or_insert(ids, counts, step)
         rows = self._find(ids)[0]
         counted = rows >= 0
@@ -234,7 +234,7 @@ class IdIndex:
         return np.concatenate([np.empty(0, np.int64), *leaving])
 
     def _make_room(self, buckets: Ids, step: int) -> tuple[Ids, Ids]:
-        """Evict rows of buckets with too few free rows. ``buckets`` are those of the new ids."""
+        """Evict rows of full buckets. ``buckets``, int64 ``[n]``, has the bucket of each new id."""
         needed = np.bincount(buckets, minlength=len(self._used)) - self._free()
         leaving = [np.empty(0, np.int64)]
         for bucket in np.flatnonzero(needed > 0).tolist():
@@ -261,7 +261,7 @@ class IdIndex:
             ) from error
 
     def _lowest(self, bucket: int, num: int, step: int) -> Ids:
-        """Return the local rows of a bucket to evict: expired rows, and at least ``num`` if any."""
+        """Return local rows of a bucket to evict: the ``num`` lowest, and all of score ``-inf``."""
         if isinstance(self.policy, NoEviction):
             return np.empty(0, np.int64)
         arrays = {name: array[bucket] for name, array in self._arrays.items()}

@@ -1,7 +1,7 @@
 """Hash table with linear probing over cache lines, compiled by numba.
 
 The array ``slots``, int64 ``[8 * num_lines]``, is aligned to cache lines. A line contains 4 ids,
-then the rows of these ids. Ids fill the first places of a line, and -1 the others. An id is in the
+then the rows of these ids. Free places follow the ids of a line and contain -1. An id is in the
 first line with room, starting at its home line. The number of lines is a power of 2. Most ids are
 in their home lines, so that the processor predicts the branches of a search.
 """
@@ -133,7 +133,7 @@ def _take_out(line: Any, place: Any, slots: Any) -> None:
 
 @numba.njit(inline="always")
 def _displaced(line: Any, hole: Any, slots: Any) -> Any:
-    """Return the place of an id in ``line`` that may be in the earlier line ``hole``, or 4."""
+    """Return the place in ``line`` of an id that can move to the earlier line ``hole``, or 4."""
     last = u64(len(slots) - 1)
     for place in range(u64(0), _num_ids(line, slots)):
         home = _home(slots[line + place], slots)
@@ -169,9 +169,10 @@ def remove(ids: Any, slots: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def take_rows(ids: Any, buckets: Any, id_of_row: Any, cursors: Any, rows: Any) -> None:
-    """Give each id the first free row of its bucket. ``id_of_row`` is ``[buckets, rows]``.
+    """Write the first free row of each id's bucket to ``rows``, and the id to ``id_of_row``.
 
-    A bucket has no free row before ``cursors[bucket]``.
+    ``id_of_row``, ``[num_buckets, rows_per_bucket]``, is -1 for free rows. ``rows``, ``[n]``, are
+    indices of the flattened ``id_of_row``. No row before ``cursors[bucket]`` is free.
     """
     rows_per_bucket = id_of_row.shape[1]
     for index in range(len(ids)):

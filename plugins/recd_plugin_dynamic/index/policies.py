@@ -12,18 +12,18 @@ RowArrays = Mapping[str, NDArray[Any]]
 
 
 class EvictionPolicy:
-    """Decides which rows a full bucket evicts. Subclass it to write a policy of your own.
+    """Decides which rows are evicted. Subclass it to write a policy of your own.
 
-    A bucket evicts its rows in ascending order of scores. Rows with equal scores are evicted in
-    ascending order of mixed ids.
+    A full bucket evicts its rows in ascending order of scores. Rows with equal scores are evicted
+    in ascending order of mixed ids.
 
     Attributes:
         name: name in error messages.
         arrays: names and dtypes of additional values per row, which are part of checkpoints. They
             are 0 when an id gets a row. The array ``last_step``, int32, always exists. It has the
             last step in which the id occurred.
-        sweep_every: interval in steps of a search for rows with score ``-inf`` in all buckets. 0
-            searches only full buckets.
+        sweep_every: number of steps between evictions of all rows with score ``-inf`` from all
+            buckets. With 0, only full buckets evict.
     """
 
     name: ClassVar[str]
@@ -40,20 +40,21 @@ class EvictionPolicy:
     ) -> None:
         """Update ``arrays`` for ids of a batch. ``last_step`` is updated afterwards.
 
-        Change only the values of ``rows``, because delta checkpoints contain only these.
+        Change ``arrays`` only at ``rows``, because delta checkpoints contain only these rows.
 
         Args:
             arrays: arrays of all rows of this rank, each ``[num_rows]``.
             rows: distinct rows of the ids, int64 ``[n]``. They index ``arrays``.
-            counts: occurrences of each id in the batch, int64 ``[n]``.
+            counts: occurrences to add for each id, int64 ``[n]``. Training passes 1 per batch.
             step: number of the training step.
         """
 
     def score(self, arrays: RowArrays, step: int) -> NDArray[np.floating[Any]]:
         """Return scores of the rows of a bucket, ``[rows_per_bucket]``.
 
-        A score of ``inf`` prevents eviction. A score of ``-inf`` evicts the row even if the bucket
-        needs no room. Scores of free rows and of rows in use have no effect.
+        A score of ``inf`` prevents eviction. A score of ``-inf`` evicts the row in the next sweep
+        (``sweep_every``) or when the bucket is full. Scores of free rows and of rows with an id in
+        the current batch have no effect.
 
         Args:
             arrays: arrays of one bucket, each ``[rows_per_bucket]``.
@@ -81,7 +82,7 @@ class LeastRecentlyUsed(EvictionPolicy):
 
 
 class LeastFrequentlyUsed(EvictionPolicy):
-    """Evicts the ids with the fewest occurrences. Earlier occurrences can count less.
+    """Evicts the ids with the fewest occurrences, which can decay by ``half_life``.
 
     Args:
         half_life: number of steps after which an occurrence counts half, or None for no decay.
@@ -106,7 +107,7 @@ class LeastFrequentlyUsed(EvictionPolicy):
 class TimeToLive(EvictionPolicy):
     """Evicts the ids that have not occurred for more than ``steps`` steps, and no other ids.
 
-    Searches all buckets for these ids 8 times in ``steps`` steps.
+    Buckets evict these ids every ``steps // 8`` steps, and when they are full.
     """
 
     name: ClassVar[str] = "ttl"

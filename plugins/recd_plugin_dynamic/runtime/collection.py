@@ -51,7 +51,7 @@ class TableIndex(nn.Module):
 
 
 def _clear_default_rows(module: Any, _: object) -> None:
-    """Set the row of unknown ids to zero. Training changes it after each lookup."""
+    """Set row 0, which unknown ids use, to zero. Training changes it after each lookup."""
     tables = module.embedding_bags if isinstance(module, DynamicBags) else module.embeddings
     for name in module.dynamic:
         tables[name].weight.data[0] = 0

@@ -34,7 +34,7 @@ class Shard(NamedTuple):
     bounds: tuple[float, float]
 
     def reset(self, rows: Tensor, step: int) -> None:
-        """Set rows of the table to initial weights, which depend on row and step."""
+        """Draw initial weights for rows of the whole table, seeded by row and step."""
         places = rows[:, None] * self.dim + torch.arange(self.dim)
         drawn = mix(mix(places) ^ step) >> (63 - _BITS)
         low, high = self.bounds
@@ -77,17 +77,18 @@ class RankIndex:
         return self._state
 
     def counts(self) -> dict[str, int]:
-        """Return the number of ids with a row, and counts since the start of the run.
+        """Return the number of ids with a row, and of ids inserted, evicted and not admitted.
 
-        Not admitted are distinct ids of a batch that got no row, summed over steps.
+        The last three count from the start of the run. In each step, an id of the batch that gets
+        no row counts once as not admitted.
         """
         return {"ids": len(self._index), **self._counts}
 
     def rows(self, ids: Tensor, shard: Shard, *, training: bool) -> Tensor:
         """Return the row of this rank's shard for each id, int64 ``[n]``.
 
-        In training, new ids get rows, and rows of evicted ids are reset. The row of ids without a
-        row is 0, the default row, which is set to zero.
+        In training, new ids get rows, and rows of evicted ids get new initial weights. Ids without
+        a row share row 0, whose weights are set to zero.
 
         Args:
             ids: mixed ids minus the first mixed id of this rank, int64 ``[n]``, with duplicates.

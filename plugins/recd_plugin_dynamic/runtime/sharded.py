@@ -93,7 +93,7 @@ class _ShardedDynamic:
         self._register_load_state_dict_pre_hook(_take_index_states, with_module=True)
 
     def load_state_dict(self: Any, state_dict: Mapping[str, Any], *more: Any, **named: Any) -> Any:
-        """Load weights and row state. TorchRec also calls this while it creates the module."""
+        """Load weights and row state; weights only while TorchRec creates the module."""
         if "_index_states" not in vars(self):
             state_dict = {
                 name: each for name, each in state_dict.items() if not name.startswith("row_state.")
@@ -117,7 +117,7 @@ class _ShardedDynamic:
 
     @cached_property
     def _tables_sent(self: Any) -> list[list[str]]:
-        """The table of each key of the KeyedJaggedTensors that input dists send and receive."""
+        """Table name of each key of the KeyedJaggedTensor that each input dist sends."""
         return [
             [
                 table.name
@@ -155,15 +155,15 @@ class _ShardedDynamic:
         }
 
     def prefetch(self, *_: Any, **__: Any) -> None:
-        """Prefetch no rows into caches, because the rows of ids are known only in ``look_up``."""
+        """Do nothing, because ``look_up`` assigns the rows of ids."""
 
     def track_changed_rows(self: Any, mark: Callable[[str, Tensor], None]) -> None:
-        """Call ``mark`` with a table's name and rows after evicted rows were reset."""
+        """Register ``mark``, which lookups call with a table's name and its changed rows."""
         for name, index in self._rank_indices.items():
             index.changed = partial(mark, name)
 
     def distribute(self: Any, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
-        """Send ids, those of dynamic tables as mixed ids."""
+        """Mix the ids of dynamic tables, then distribute all ids as TorchRec does."""
         with torch.no_grad():
             dynamic = self._dynamic_features
             mixed = [
@@ -233,7 +233,7 @@ def _split(features: KeyedJaggedTensor) -> Sequence[Tensor]:
 
 
 def _sharded(local: Tensor, rank: int, group: dist.ProcessGroup) -> ShardedTensor:
-    """Return equal parts of all ranks as one tensor, split by its first dimension."""
+    """Return a ShardedTensor of equally large local tensors, concatenated on dimension 0."""
     size = [local.shape[0] * group.size(), *local.shape[1:]]
     shards = [
         ShardMetadata(

@@ -43,7 +43,7 @@ SCORES = {
 
 
 class Reference:
-    """A dynamic table as one dict per bucket: id -> state of the id."""
+    """A simple dynamic table to test against: per bucket, a dict from id to its state."""
 
     def __init__(self, policy, rows, skip_if_full=False, min_count=1, candidates_per_bucket=None):
         self.policy, self.rows, self.skip, self.min_count = policy, rows, skip_if_full, min_count
@@ -111,7 +111,7 @@ class Reference:
 
 
 def batches(steps, size, num_ids, drift=10):
-    """Yield distinct ids whose popularity is uneven and drifts, and their counts."""
+    """Yield the step, distinct ids and counts of Zipf draws, shifted by ``drift`` ids per step."""
     draw = np.random.default_rng(0)
     pool = draw.integers(0, 2**63 - 1, num_ids + steps * drift)
     for step in range(steps):

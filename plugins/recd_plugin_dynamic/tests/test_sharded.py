@@ -88,7 +88,7 @@ def step(model: nn.Module, batch: KeyedJaggedTensor) -> Tensor:
 
 
 def rows_of_ids(model: Any) -> list[dict[int, int]]:
-    """Return a dict from id to row for each table, from the index of all ranks."""
+    """Return a dict from raw id to table row for each table. All ranks must call this."""
     state, found = model.state_dict(), []
     for key in KEYS:
         (shard,) = state[f"0.row_state.t_{key}.ids"].local_shards()

@@ -100,8 +100,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dynamic",
     is_flag=True,
-    help="Use dynamic tables of raw ids, instead of vocabularies, for ids with more than 256 "
-    "values.",
+    help="Use dynamic tables instead of vocabularies for columns with more than 256 distinct ids.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def init(
