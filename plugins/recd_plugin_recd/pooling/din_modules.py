@@ -48,21 +48,11 @@ class TargetAttention(nn.Module):
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Pool the sequences of one feature for each target.
-
-        Args:
-            sequences: U rows of embeddings of size D.
-            targets: vectors of the target items, ``[B, D]``.
-            inverse: index of each target's sequence, int64 ``[B]``. With None, row i uses
-                sequence i.
-
-        Returns:
-            ``[B, D]``.
-        """
+        """Pool the sequence of each target to ``[B, D]``. See ``pool_for_targets``."""
         return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
 
     def queries(self, targets: Tensor) -> Tensor:
-        """Return queries that include the key projection, ``[B, heads, D]``."""
+        """Return ``W_k^T W_q t`` of each target and head, ``[B, heads, D]``."""
         queries = self.query_projection(targets).view(
             -1, self.heads, targets.shape[1] // self.heads
         )
@@ -215,7 +205,10 @@ class Blocks:
 
 
 def blocks_of(inverse: Tensor, num_rows: int) -> Blocks:
-    """Group batch rows into blocks. At most half of the slots are padding, or one per row."""
+    """Group the batch rows of each unique row into blocks. At most half of the slots are padding.
+
+    ``inverse``, int64 ``[B]``, has the unique row of each batch row.
+    """
     ordered, order = inverse.sort(stable=True)
     counts = torch.bincount(inverse, minlength=num_rows)
     width = -(-inverse.numel() // max(num_rows, 1))

@@ -43,11 +43,11 @@ def pool_packed(
     pool: Callable[[Sequence[Any], PackedRows], Tensor],
     groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
 ) -> list[Tensor]:
-    """Pool the features of all groups in one call, or a few if their sizes differ much.
+    """Pool the features of all groups in one call, or in a few to limit padding and rows per call.
 
     Args:
         pool: function of the modules and rows of F features that returns ``[F, R, D]``.
-        groups: modules and sequences of each group.
+        groups: per group, the module and the sequence of each feature.
 
     Returns:
         ``[num_rows, num_features, D]`` per group.
@@ -78,7 +78,7 @@ def pool_packed(
 
 
 def _stacks(sizes: Sequence[int], num_rows: int) -> list[list[int]]:
-    """Group features of similar size. Return the feature indices of each group."""
+    """Divide features into groups to pad together. Return the feature indices of each group."""
     stacks: list[list[int]] = []
     padding = 0
     for n in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
@@ -139,7 +139,7 @@ class PackedRows:
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
         """Compute multi-head self-attention within each row.
 
-        ``query_key_value`` is packed, ``[num_values, 3 * D]``. The result is ``[num_values, D]``.
+        Maps queries, keys and values side by side, ``[num_values, 3 * D]``, to ``[num_values, D]``.
         """
         dim = query_key_value.shape[1] // 3
         if not self.longest:
@@ -173,8 +173,8 @@ def attention(
         query: packed, ``[num_queries, heads, size]``, with an ``aligned`` size.
         key: packed, ``[num_values, heads, size]``.
         value: like ``key``.
-        query_borders: offsets of the rows ``[R + 1]``, and the maximum queries per row or more.
-        key_borders: offsets of the rows ``[R + 1]``, and the maximum values per row or more.
+        query_borders: row offsets of queries, ``[R + 1]``, and an upper bound on queries per row.
+        key_borders: row offsets of keys, ``[R + 1]``, and an upper bound on keys per row.
         scale: factor of the scores.
 
     Returns:

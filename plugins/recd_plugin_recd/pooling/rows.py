@@ -92,7 +92,7 @@ class JaggedRows:
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
         """Compute multi-head self-attention within each row.
 
-        ``query_key_value`` is ``[num_values, 3 * D]``. The result is ``[num_values, D]``.
+        Maps queries, keys and values side by side, ``[num_values, 3 * D]``, to ``[num_values, D]``.
         """
         dim = query_key_value.shape[1] // 3
         if not self._buckets:

@@ -27,9 +27,10 @@ Attend = Callable[[Sequence[TargetAttention], Sequence[Tensor]], list[Tensor]]
 
 
 class StackedTargetAttention(nn.Module):
-    """Layers of multi-head attention from a target to a sequence. One layer equals ``recd.din``.
+    """Layers of multi-head attention from a target to a sequence.
 
     All layers except the last one add their output to the query and apply layer normalization.
+    With ``layers=1`` and defaults for later arguments, it equals softmax ``TargetAttention``.
 
     Args:
         embedding_dim: dimension D of targets and sequences.
@@ -37,7 +38,7 @@ class StackedTargetAttention(nn.Module):
         layers: number of attention layers.
         feed_forward: hidden size of a feed-forward network after each layer; None for none.
         positions: number of learned position vectors, counted from the end of a sequence; None for
-            no position encoding. Items further from the end share the last position vector.
+            no position encoding. Items further away share the vector of the furthest position.
         encoder_layers: number of transformer layers that encode the sequences of unique rows.
     """
 
@@ -70,7 +71,7 @@ class StackedTargetAttention(nn.Module):
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Return the sequence of each target, pooled to ``[B, D]``. See ``pool_stacked``."""
+        """Pool the sequence of each target to ``[B, D]``. See ``pool_stacked``."""
         return pool_stacked([self], [sequences], targets, inverse)[:, 0]
 
     def with_positions(self, sequences: JaggedTensor) -> JaggedTensor:
@@ -149,7 +150,7 @@ def _keys_and_values(module: TargetAttention, values: Tensor) -> Tensor:
 
 
 def _blocked(rows: Sequence[JaggedTensor], inverse: Tensor | None) -> Attend:
-    """Return a function that attends in padded blocks of queries with the same unique row."""
+    """Return an ``Attend`` function that groups the queries of each unique row into blocks."""
     traced = is_traced()
     blocks = None
     index: list[Tensor | None] = [None] * len(rows)
@@ -197,8 +198,8 @@ def _blocked(rows: Sequence[JaggedTensor], inverse: Tensor | None) -> Attend:
 def _multi_head(queries: Tensor, known: Tensor, valid: Tensor | None, *, heads: int) -> Tensor:
     """Return the multi-head attention of queries ``[n, Q, D]``, as ``[n, Q, D]``.
 
-    ``known`` holds keys and values side by side, ``[n, L, 2 * D]``. ``valid`` masks real items.
-    None means that all are real.
+    ``known`` holds keys and values side by side, ``[n, L, 2 * D]``. ``valid``, bool ``[n, 1, L]``,
+    is False for padding. None means no padding.
     """
     num_rows, num_queries, dim = queries.shape
     query = queries.view(num_rows, num_queries, heads, -1).transpose(1, 2)
@@ -215,10 +216,10 @@ def _packed(
     targets: Tensor,
     inverse: Tensor | None,
 ) -> tuple[Attend, Tensor, Tensor | None]:
-    """Return the function of ``_blocked`` for CUDA, without padding.
+    """Do the same as ``_blocked`` on CUDA, without padding.
 
     Returns:
-        The function, the targets sorted by their sequence, and the sorted targets' indices.
+        The function, the targets sorted by sequence, and their indices; None without ``inverse``.
     """
     packed, order = PackedRows(sequences), None
     batch_size, num_features = targets.shape[0], len(rows)
