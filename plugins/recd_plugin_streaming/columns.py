@@ -37,7 +37,7 @@ class StreamOptions(PluginOptions):
         description="Column of the session or request. Rows with equal values follow each other.",
     )
     window_rows: PositiveInt = Field(
-        default=8192, description="For group_by: most rows in a window of a rank."
+        default=8192, description="For group_by: maximum rows per window and rank."
     )
     window_seconds: PositiveFloat = Field(
         default=5.0, description="For group_by: longest duration of a window."
@@ -115,7 +115,7 @@ class Columns:
         return pa.record_batch(arrays, schema=self.arrow)
 
     def mistakes(self, batch: pa.RecordBatch) -> dict[int, str]:
-        """Return a dict from each row that cannot be trained to the reason."""
+        """Return a dict from the index of each invalid row to the reason."""
         found: dict[int, str] = {}
         for name, role in self.roles.items():
             column = batch.column(name)

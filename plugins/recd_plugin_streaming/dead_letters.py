@@ -1,4 +1,4 @@
-"""Counts messages that cannot be trained, and writes them to files."""
+"""Counts bad messages, which are no valid rows, and writes them to files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from recd_plugins.api import DataError
 
 
 class DeadLetters:
-    """Bad messages of one rank.
+    """Counts and stores the bad messages of one rank.
 
     Args:
-        folder: folder for a JSON Lines file per partition; None writes no files. Bytes that are no
+        folder: folder for a JSON Lines file per partition; None writes no files. Bytes that are not
             UTF-8 are written as surrogate escapes.
         most: number of bad messages above which ``add`` raises DataError.
         topic: name of the topic, part of the file names.
@@ -25,10 +25,10 @@ class DeadLetters:
         self.count = 0
 
     def add(self, partition: str, offset: int, value: bytes | None, reason: str) -> None:
-        """Count and store a bad message. A file contains each message once, also after a resume.
+        """Count a bad message, and write it to its partition's file unless the file has it already.
 
         Raises:
-            DataError: there are more bad messages than allowed.
+            DataError: there are more than ``most`` bad messages.
         """
         self.count += 1
         if self.count == 1:

@@ -1,4 +1,4 @@
-"""Conversion of message values to Arrow rows. Messages that do not parse are found one by one."""
+"""Conversion of message values to Arrow rows. Finds messages that do not parse by bisection."""
 
 from __future__ import annotations
 

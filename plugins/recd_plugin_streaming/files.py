@@ -22,7 +22,7 @@ _TICK = 0.2
 
 
 class Files(Stream):
-    """Trains each row of the Parquet files in a growing folder once."""
+    """Reads each row of the Parquet files in a folder once, also of files that are added later."""
 
     name = "streaming.files"
     free_options = frozenset({"path", "storage", "poll_seconds", "end"})

@@ -22,7 +22,7 @@ from recd_plugins.api import DataError
 
 
 class Kafka(Stream):
-    """Trains each message of a Kafka topic once. Positions are stored in checkpoints."""
+    """Reads each message of a Kafka topic once. Checkpoints store the offsets."""
 
     name = "streaming.kafka"
     free_options = frozenset(
@@ -60,7 +60,7 @@ class Kafka(Stream):
         )
         max_bad_messages: NonNegativeInt = Field(
             default=100,
-            description="Most bad messages of a rank. One more ends the run.",
+            description="Maximum bad messages per rank. One more ends the run.",
         )
         dead_letters: Path | None = Field(
             default=None,
@@ -167,10 +167,10 @@ class KafkaSource(Source):
         return self._topic.offset_at(partition, int(start.timestamp() * 1000), high)
 
     def _not_deleted(self, partition: int, left: Left, low: int, high: int) -> Left:
-        """Return what is left of a partition whose messages have the offsets ``low`` to ``high``.
+        """Return ``left`` without deleted messages, given the partition's watermarks.
 
         Raises:
-            DataError: messages that are not yet trained were deleted.
+            DataError: with ``lost: refuse``, messages were deleted; or the topic was created again.
         """
         where = f"{self.what}, partition {partition}"
         ((after, _),) = left.after

@@ -44,7 +44,7 @@ def joined(ranges: Ranges) -> Ranges:
 
 
 def cut(ranges: Ranges, start: int) -> Ranges:
-    """Return the parts of ranges from an offset on."""
+    """Return the parts of ranges at or after offset ``start``."""
     return joined(tuple((max(first, start), stop) for first, stop in ranges))
 
 

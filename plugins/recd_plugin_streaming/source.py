@@ -19,10 +19,10 @@ class Chunk:
 
     Attributes:
         partition: name of the partition or file.
-        rows: the rows that can be trained.
+        rows: the valid rows.
         offsets: ascending offsets of the rows, int64 ``[num_rows]``.
-        until: offset after the last row that was read, including rows that cannot be trained.
-        after: what this rank reads of the partition after this chunk.
+        until: offset after the last row that was read, valid or not.
+        after: offset ranges of the partition that this rank reads after this chunk.
     """
 
     partition: str
@@ -46,10 +46,10 @@ class Source(ABC):
 
     @abstractmethod
     def start(self, positions: Positions | None) -> Mapping[str, Left]:
-        """Connect, and move to a position; None for the start of the stream.
+        """Connect, and move to ``positions``; None starts a new run.
 
         Returns:
-            What is left of each partition that has a position and is not finished.
+            The rows left of each partition or file that was started and is not finished.
 
         Raises:
             DataError: the stream or a position does not exist (any more).
@@ -61,14 +61,14 @@ class Source(ABC):
 
     @abstractmethod
     def lag(self, positions: Positions, done: Container[str]) -> int:
-        """Return the number of known rows after a position. ``done`` are finished partitions."""
+        """Return the number of existing rows after ``positions``, except in partitions ``done``."""
 
     def close(self) -> None:  # noqa: B027
         """Close connections."""
 
     @abstractmethod
     def position_of(self, states: Sequence[Positions]) -> Positions:
-        """Return the position of this rank, from the positions of a run's ranks."""
+        """Return where this rank resumes, given the saved positions of any number of ranks."""
 
     @abstractmethod
     def place_of(self, partition: str, offset: int) -> str:

@@ -24,13 +24,13 @@ from recd_plugin_streaming.source import Chunk
 
 @dataclass(frozen=True)
 class Window:
-    """Rows in training order.
+    """Rows of one or more chunks that are put into training order together.
 
     Attributes:
-        rows: the rows.
+        rows: the rows in training order.
         partitions: name of the partition of each row, str ``[num_rows]``.
         offsets: offset of each row in its partition, int64 ``[num_rows]``.
-        after: dict from each partition to its rows after the window.
+        after: dict from each partition to its offset ranges after the window.
     """
 
     rows: pa.RecordBatch
@@ -45,7 +45,7 @@ class Window:
         return Window(self.rows[rows], self.partitions[rows], self.offsets[rows], self.after)
 
     def left(self, partition: str) -> Left:
-        """Return the rows of a partition from this window on."""
+        """Return the rows of a partition in and after this window."""
         offsets = self.offsets[self.partitions == partition]
         return Left(runs(np.sort(offsets)), self.after[partition])
 
@@ -55,7 +55,7 @@ def windows(
 ) -> Iterator[Window]:
     """Yield the windows of a source's chunks.
 
-    If a window was partly trained at the position ``start``, the first window has its other rows.
+    If ``start`` is within a window, the first window yielded is the rest of it.
     """
     restored, held = _restored(chunks, start)
     if restored:
