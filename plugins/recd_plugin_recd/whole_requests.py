@@ -35,10 +35,9 @@ _ID_BYTES = 8
 class WholeRequests(DatasetWrapper):
     """Keeps each request in one batch, and balances the cost of requests between ranks.
 
-    A request is a run of rows with the same session. A step trains on the requests of all ranks'
-    batches of the wrapped dataset, so its loss is equal up to floating-point rounding. The batches
-    of ranks differ in size. Training weights their losses by the number of rows. Each rank reads
-    the rows of all ranks.
+    A request is a run of rows with the same session. Each step divides the requests of all ranks
+    anew, which changes its loss only by floating-point rounding. Batches of ranks differ in size,
+    so training weights losses by the number of rows. Each rank reads the rows of all ranks.
     """
 
     name = "recd.whole_requests"
@@ -87,9 +86,11 @@ class WholeRequests(DatasetWrapper):
         )
 
     def costs(self, rows: Rows, starts: Int64s) -> Float64s:
-        """Return the cost of each request that starts at ``starts``, float64 ``[num_requests]``.
+        """Return the cost of each request in id lookups, float64 ``[num_requests]``.
 
-        A feature costs its longest list in the request, because user features are looked up once.
+        The cost is ``row_cost`` per row, plus the length of each feature's longest list, because
+        user features are looked up once per request. Each id of a sequence feature, counted in all
+        rows, adds ``attention_cost``. ``starts`` has the first row of each request.
         """
         costs = self.options.row_cost * np.diff(starts, append=len(rows))
         tables = self.lookups.tables if self.options.attention_cost else ()
@@ -213,7 +214,7 @@ class RequestReader(Reader):
         return found
 
     def _num_whole(self, rows: Rows, following: Rows) -> int:
-        """Return the number of rows without a last request that continues in ``following``."""
+        """Return the number of rows, without the last request if ``following`` continues it."""
         column = rows.data.column(self._session)
         if column[-1].as_py() != following.data.column(self._session)[0].as_py():
             return len(rows)
@@ -226,7 +227,7 @@ class RequestReader(Reader):
         return np.concatenate(([0], np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1))
 
     def _deal(self, parts: list[Rows]) -> Rows:
-        """Return the rows of this rank's requests, given the rows of all ranks."""
+        """Divide the rows of all ranks by the cost of requests. Return the rows of this rank."""
         from recd_plugins.api import row_tables
 
         requests = []  # cost, part, first row, number of rows

@@ -86,7 +86,7 @@ class EventStore:
         return StoreNote.from_json(text)
 
     def contents(self) -> dict[str, Any]:
-        """Return JSON values that identify the events, independent of the file's location."""
+        """Return a fingerprint of the events, the file's size and footer digest, as JSON values."""
         return {"events": list(self._table.contents().values())}
 
     def windows(
@@ -120,7 +120,7 @@ class EventStore:
     def lists(
         self, item: str, starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> pa.DictionaryArray:
-        """Return the item ids of ranges from ``windows``, as a column in layout ``list_dict``."""
+        """Return the ids of column ``item`` as one list per range, in layout ``list_dict``."""
         # Ranges with equal ends are equal: the end determines the user, and so the start.
         ends, rows, codes = np.unique(stops, return_index=True, return_inverse=True)
         begins = starts[rows]

@@ -17,7 +17,7 @@ class MultiTaskArch(nn.Module):
     """Maps the interaction to one logit per task, with a tower MLP per task.
 
     Args:
-        spec: model options. ``multi_task`` selects the shared layers, ``top_mlp`` their sizes.
+        spec: ``multi_task`` has the shared layers' kind and tower sizes, ``top_mlp`` other sizes.
         in_features: width of the interaction.
         tasks: the T tasks.
     """

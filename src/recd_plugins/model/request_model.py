@@ -28,8 +28,8 @@ class RequestModel(nn.Module, ABC):
     """A ranking model that runs ``user`` once per request and ``candidate`` on all rows.
 
     Results equal those of a model that computes all layers per row, up to floating-point rounding.
-    Dropout in ``user`` draws one mask per request row. Batch normalization in ``user`` counts each
-    batch row in its statistics.
+    Dropout in ``user`` draws one mask per request row. Batch normalization in ``user`` weights each
+    request row by its number of batch rows.
 
     Example::
 
@@ -104,9 +104,9 @@ class RequestModel(nn.Module, ABC):
 
 
 class CandidateBatch:
-    """A batch for ``RequestModel.candidate``.
+    """Wraps the model's input for ``RequestModel.candidate``.
 
-    ``vectors`` is the output of ``look_up``. Other attributes are read from the batch.
+    ``vectors`` is the output of ``look_up``, with B rows. Other attributes are those of the input.
     """
 
     def __init__(self, batch: Any, vectors: Vectors | UserVectors) -> None:
@@ -117,10 +117,10 @@ class CandidateBatch:
 
 
 class UserBatch(CandidateBatch):
-    """A batch for ``RequestModel.user``.
+    """Wraps the model's input for ``RequestModel.user``.
 
-    ``vectors`` has the embeddings of user features by name, ``[U, D]``. Other attributes are read
-    from the batch and have B rows.
+    ``vectors`` has the embeddings of user features by name, ``[U, D]``. Other attributes are those
+    of the input and have B rows.
     """
 
     def __init__(self, batch: Any, vectors: Vectors, request: RequestRows | None) -> None:
@@ -177,7 +177,7 @@ def request_rows(
         dense: dense user features, ``[B, n]``.
 
     Returns:
-        The request rows, or None if the batch is not deduplicated. Waits for CUDA.
+        The request rows, or None if the batch is not deduplicated. Synchronizes with CUDA.
     """
     unique = unique_rows(features)
     indices = unique.inverse_indices_or_none()
@@ -230,7 +230,7 @@ torch.fx.wrap("_select_feature")
 
 
 class _BatchNormPerRow(TorchFunctionMode):
-    """Runs batch normalization on all batch rows, so that its statistics count each row."""
+    """Expands request rows to batch rows for batch normalization, so statistics cover all rows."""
 
     def __init__(self, request: RequestRows) -> None:
         super().__init__()

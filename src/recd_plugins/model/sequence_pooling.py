@@ -43,9 +43,9 @@ class SequencePooling(nn.Module):
 
     Create it empty in your model; ``prepare`` adds the pooling modules of the run config.
     Deduplication saves compute, because pooling runs on unique rows, and only the results are
-    repeated for duplicates (RecD, section 5). Features of one pooling entry that share
-    ``inverse_lookup`` form a group with one index select. A plugin is called with all groups of its
-    entry.
+    repeated for duplicates (RecD, section 5). One call of ``Pooling.pool_groups`` pools all
+    features of a ``pooling`` entry. On CPU, one index select repeats the results of features with
+    the same inverse indices; on CUDA, the results of all features.
 
     Args:
         features: order of the features in the result.
@@ -67,12 +67,12 @@ class SequencePooling(nn.Module):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the target features that this module does not pool; pass them to ``forward``."""
+        """Return the target features whose vectors the caller must pass to ``forward``."""
         named = (plugin.target for plugin in self._target_poolings())
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
     def put(self, feature: str, plugin: Pooling) -> None:
-        """Pool ``feature`` with ``plugin``; features of the same plugin object may form groups."""
+        """Set the pooling plugin of ``feature``. Features with one plugin object share a call."""
         with plugin_call(plugin, f"build for feature {feature!r}"):
             self.poolings[_key(feature)] = plugin.build(self.embedding_dim)
         self.pooled_by[feature] = plugin
@@ -133,7 +133,7 @@ class SequencePooling(nn.Module):
         return PooledSides(user, whole.get(user), rows, whole.get(rows))
 
     def _user_features(self, request: RequestRows | None) -> tuple[str, ...]:
-        """Return the user features of ``request`` that no pooling plugin compares to a target."""
+        """Return the user features of ``request`` whose pooling is no ``TargetPooling``."""
         return tuple(
             name
             for name in self.features

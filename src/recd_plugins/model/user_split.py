@@ -84,7 +84,7 @@ class RequestRowsOfBatch(nn.Module):
 
 
 def padded(request: RequestRows) -> RequestRows:
-    """Add request rows that no batch row uses, so that U is a multiple of B / 32."""
+    """Add unused request rows, so that U is a multiple of ceil(B / 32), for CUDA graphs."""
     padding = -request.num_rows % -(-request.inverse.shape[0] // _NUM_BUCKETS)
     return replace(request, first_rows=F.pad(request.first_rows, (0, padding)))
 
@@ -188,7 +188,7 @@ class UserSplit:
         Args:
             request: the request rows of the batch.
             dense: ``[B, num_dense]``.
-            user, rows: vectors of the request rows and of the batch rows, from ``vectors``.
+            user, rows: the two lists of tensors from ``vectors``, ``[U, F, D]`` and ``[B, F, D]``.
             dense_arch: the bottom MLP. Without dense features: its constant output, ``[D]``.
             crossnet: the cross network; None for dot products.
             over_arch: the top MLP.
@@ -218,7 +218,7 @@ class UserSplit:
     def _dense_vector(
         self, request: RequestRows, dense: Tensor, dense_arch: DenseArch | Tensor
     ) -> Tensor:
-        """Return ``[U, D]`` if all dense features are user features, otherwise ``[B, D]``."""
+        """Return the bottom MLP's output, ``[U, D]`` for user features only, else ``[B, D]``."""
         if isinstance(dense_arch, Tensor):
             return dense_arch.expand(request.num_rows, -1)
         if self._dense_of_user:
@@ -300,7 +300,7 @@ def _crossed(crossnet: Any, x_0: Tensor, split: _SplitInput) -> Tensor:
 
 
 class _TakeSides(torch.autograd.Function):
-    """Selects user vectors of request rows and other vectors of all rows, with one gradient."""
+    """Splits ``[B, F, D]`` into user vectors ``[U, F_user, D]`` and the rest ``[B, F_rows, D]``."""
 
     @staticmethod
     def forward(
