@@ -5,7 +5,7 @@ Needs only torch, pyarrow and numpy. The published folder contains:
 * ``program-N``: the exported programs without weights, and ``program.json``, which maps the names
   of weights in training to names in the programs.
 * ``base-N`` and ``delta-N``: all rows, or the rows that changed since version N - 1. Each file
-  ``manifest.json`` has the digests of its files. That of a delta also has the digest of version
+  ``manifest.json`` has the digests of its files. A delta's manifest also has the digest of version
   N - 1.
 * ``current.json``: the program, the newest base and the deltas, with digests. It is replaced last.
 """
@@ -217,10 +217,10 @@ class LiveVersion:
 
     Attributes:
         folder: folder of the programs, ``signature.json`` and ``encode.py``.
-        programs: functions by file name, such as ``model.pt2``.
+        programs: exported modules by file name, such as ``model.pt2``.
         sequence: number of the version.
         step: number of training steps.
-        time: seconds since 1970 at the last training step.
+        time: Unix time of the last training step, in seconds.
     """
 
     def __init__(self, folder: Path, digest: str, programs: Collection[str] | None) -> None:
@@ -242,7 +242,7 @@ class LiveVersion:
         self._allocate()
 
     def read(self, folder: Path, manifest: Mapping[str, Any]) -> list[Callable[[], object]]:
-        """Read and check a base or delta. Return the functions that write it into the programs."""
+        """Read and check a base or delta. Return functions that write it into ``programs``."""
         changes: list[Callable[[], object]] = []
         for table, files in manifest["tables"].items():
             parts = [_checked(folder / one["file"], one["sha256"]) for one in files]
@@ -276,7 +276,7 @@ class LiveVersion:
         return lambda: into.index_copy_(0, rows, values.to(into.dtype))
 
     def _allocate(self) -> None:
-        """Replace the weights of the programs, which are all zero without memory of their own."""
+        """Allocate the weights of the programs. Exported weights are expanded zeros."""
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         self._weights: dict[str, Tensor] = {}
         for program in self.programs.values():
@@ -334,7 +334,7 @@ class _SortedIds:
 
 
 class _SharedLock:
-    """A lock that many requests share, or that one update has alone. Updates go first."""
+    """A readers-writer lock: requests share it, an update has it alone. Updates have priority."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -38,7 +38,7 @@ _WEIGHT_DECAYS = {WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECO
 
 @dataclass(frozen=True)
 class _Shard:
-    """One bit per consumer and row of a local table shard, uint8 ``[num_rows + 1]``.
+    """Marks of a local table shard: uint8 ``[num_rows + 1]``, with one bit per consumer.
 
     The last element is for ids outside of the table. FBGEMM's bounds check replaces them by row 0.
     """
@@ -55,7 +55,7 @@ class _Shard:
         self.bits.index_fill_(0, rows.clamp(0, self.num_rows).long(), _ALL)
 
     def take(self, bit: int) -> Tensor:
-        """Return the rows of the table with this bit, int64 on the CPU, and clear the bit."""
+        """Return the table rows with mask ``bit`` set, int64 ``[n]`` on the CPU, and clear it."""
         self.bits[0].bitwise_or_(self.bits[-1])
         rows = (self.bits[:-1] & bit).nonzero().squeeze(1).cpu()
         self.bits.bitwise_and_(_ALL - bit)
@@ -87,7 +87,7 @@ class ChangedRows:
 
     @classmethod
     def of(cls, dmp: DistributedModelParallel, consumer: str) -> ChangedRows:
-        """Return the model's tracker after registering a consumer, for which no row has changed.
+        """Register a consumer, for which no row has changed yet, and return the model's tracker.
 
         Register before the first batch, because earlier lookups are not tracked. A consumer that is
         already registered loses its marks.
@@ -110,14 +110,14 @@ class ChangedRows:
 
     @property
     def tables(self) -> frozenset[str]:
-        """Return the names of tracked table weights with rows on this rank, as in state dicts."""
+        """Return the state dict keys of tracked weights that have rows on this rank."""
         return frozenset(self._shards)
 
     def take(self, consumer: str) -> dict[str, Tensor]:
         """Return the rows changed since the consumer's last call, and clear its marks.
 
-        Call ``dmp.state_dict()`` on all ranks first, because copies of rows on other ranks are only
-        then written into their table.
+        Call ``dmp.state_dict()`` on all ranks first. It writes copies of rows on other ranks to
+        their table.
 
         Returns:
             A dict from the name of each tracked table weight in the state dict to row numbers of
@@ -210,7 +210,7 @@ def _set_bits(bits: Any, ids: Any, sizes: Any, layout: Any) -> None:
 
 
 def _mark_rows(shards: dict[str, list[_Shard]], table: str, rows: Tensor) -> None:
-    """Mark those rows of a table that are in a local shard."""
+    """Mark rows of a table, int64 row numbers of the whole table, that are in a local shard."""
     for shard in shards.get(table, ()):
         local = rows.to(shard.bits.device) - shard.first_row
         shard.mark(local[(local >= 0) & (local < shard.num_rows)])
