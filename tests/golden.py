@@ -1,8 +1,7 @@
 """Golden records of runs and plans with the built-in parts.
 
-``python -m tests.golden FOLDER`` records a file per case; ``python -m tests.golden --compare BEFORE
-AFTER`` prints every value that differs, and exits with 1 if there is one. Record both on one
-machine. Runs give losses, sent bytes, lookups, sections of tiers and caches, and the tensors of
+``python -m tests.golden FOLDER`` records a file per case, for ``diff BEFORE AFTER``. Record both on
+one machine. Runs give losses, sent bytes, lookups, sections of tiers and caches, and the tensors of
 their checkpoint; plans their whole report.
 """
 
@@ -12,7 +11,6 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +71,18 @@ CASES: dict[str, Changes] = {
 _NODES = dict.fromkeys(("two_tier", "three_tier", "joint"), (4, 2))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--case", choices=list(CASES), action="append")
     arguments = parser.parse_args()
-    if arguments.compare:
-        differing = list(_differing(*arguments.compare))
-        print("\n".join(differing) or "equal")
-        return bool(differing)
-    if arguments.folder is None:
-        parser.error("name the folder of the records, or --compare")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.case or CASES:
         record = _record(name, arguments.folder.resolve() / "work")
         (arguments.folder / f"{name}.json").write_text(json.dumps(record, indent=1, sort_keys=True))
         print(name, flush=True)
-    return 0
 
 
 def _record(name: str, work: Path) -> dict[str, Any]:
@@ -123,7 +113,9 @@ def _record(name: str, work: Path) -> dict[str, Any]:
     report = json.loads((folder / "run.json").read_text())
     record = {
         "run": {name: value for name, value in report.items() if name not in MEASURED},
-        "checkpoint": _tensors(folder),
+        "checkpoint": json.loads(_recd(folder, "checkpoint", "show", "checkpoints", "--json"))[
+            "tensors"
+        ],
         "plan": _plan(folder),
     }
     if name in _NODES:
@@ -138,11 +130,6 @@ def _plan(folder: Path, *options: str) -> Any:
     return json.loads((folder / "plan.json").read_text())
 
 
-def _tensors(folder: Path) -> Any:
-    shown = json.loads(_recd(folder, "checkpoint", "show", "checkpoints", "--json"))
-    return shown["tensors"]
-
-
 def _recd(folder: Path, *arguments: object) -> str:
     done = subprocess.run(
         [RECD, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
@@ -152,28 +139,5 @@ def _recd(folder: Path, *arguments: object) -> str:
     return done.stdout
 
 
-def _differing(before: Path, after: Path) -> Iterator[str]:
-    names = {path.name for folder in (before, after) for path in folder.glob("*.json")}
-    if not names:
-        yield f"no records in {before} or {after}"
-    for name in sorted(names):
-        if not ((before / name).exists() and (after / name).exists()):
-            yield f"{name}: in one of them only"
-            continue
-        records = [json.loads((folder / name).read_text()) for folder in (before, after)]
-        yield from _values(name.removesuffix(".json"), *records)
-
-
-def _values(where: str, before: Any, after: Any) -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in sorted(before.keys() | after.keys()):
-            yield from _values(f"{where}.{key}", before.get(key), after.get(key))
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for index, pair in enumerate(zip(before, after, strict=True)):
-            yield from _values(f"{where}[{index}]", *pair)
-    elif before != after:
-        yield f"{where}: {before!r}, then {after!r}"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,5 +1,3 @@
-"""Access profiles: probabilities, merging and their file."""
-
 from __future__ import annotations
 
 import json
@@ -27,10 +25,9 @@ def table_access(name: str = "t", **changes: Any) -> TableAccess:
 
 
 def saved(path: Path) -> Path:
-    profile = AccessProfile(
-        {"t": table_access(), "u": table_access("u", total=15.0, error=1.0)}, "x"
-    )
-    profile.save(path / "p.parquet")
+    tables = {"t": table_access(), "u": table_access("u", total=15.0, error=1.0)}
+    tables["v"] = table_access("v").of_unique_rows(64, 33)
+    AccessProfile(tables, "x").save(path / "p.parquet")
     return path / "p.parquet"
 
 
@@ -45,15 +42,21 @@ def test_the_most_read_rows_come_first_and_of_equal_ones_the_smaller() -> None:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    profile, loaded = AccessProfile.load(path), AccessProfile.load(str(path))
+    loaded = AccessProfile.load(str(path))
     assert (loaded.source, loaded.path) == ("x", path)
-    assert list(loaded.tables) == ["t", "u"]
-    for name, table in loaded.tables.items():
-        assert vars(table).keys() == vars(profile.tables[name]).keys()
+    assert list(loaded.tables) == ["t", "u", "v"]
+    for table in loaded.tables.values():
         assert (table.features, table.num_embeddings, table.samples) == (("a", "b"), 100, 10)
         np.testing.assert_array_equal(table.rows, [3, 5, 9, 1])
         np.testing.assert_array_equal(table.accesses, [7, 2, 2, 0])
     assert (loaded.tables["u"].total, loaded.tables["u"].error) == (15.0, 1.0)
+    assert kinds(path) == [(1.0, None), (1.0, None), (3.0, 64)]
+    edit(path, without_unique)  # as written by earlier versions
+    assert kinds(path) == [(1.0, None)] * 3
+
+
+def kinds(path: Path) -> list[tuple[float, int | None]]:
+    return [(t.dedupe_factor, t.batch_size) for t in AccessProfile.load(path).tables.values()]
 
 
 def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
@@ -74,17 +77,6 @@ def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
         all_rows.merge(counted)
     with pytest.raises(DataError, match=r"batches of 64, but the other .* of 1,024"):
         counted.merge(all_rows.of_unique_rows(1024, 33))
-
-
-def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:
-    counted = table_access().of_unique_rows(64, 33)
-    AccessProfile({"t": counted, "u": table_access("u")}, "x").save(tmp_path / "p")
-    found = AccessProfile.load(tmp_path / "p").tables
-    assert [(t.dedupe_factor, t.batch_size) for t in found.values()] == [(3.0, 64), (1.0, None)]
-
-    edit(tmp_path / "p", without_unique)  # as written by earlier versions
-    found = AccessProfile.load(tmp_path / "p").tables
-    assert [(t.dedupe_factor, t.batch_size) for t in found.values()] == [(1.0, None)] * 2
 
 
 def test_covering() -> None:

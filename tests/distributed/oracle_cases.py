@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from tests.sharded import configs
+from tests.sharded import CPU, configs
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingConfig, PoolingType
@@ -35,31 +35,14 @@ from torchrec.distributed.test_utils.test_model_parallel import ModelParallelTes
 from torchrec.distributed.test_utils.test_sharding import sharding_single_rank_test_single_process
 
 FUSED = {"learning_rate": 0.1}
+SHARDERS: dict[bool, tuple[Any, Any]] = {
+    False: (ExactEmbeddingBagCollectionSharder, EmbeddingBagCollectionSharder),
+    True: (ExactEmbeddingCollectionSharder, EmbeddingCollectionSharder),
+}
 
 
-class _OnlyOneKind:
-    """Leaves the planner one sharding type, as TorchRec's test sharders do."""
-
-    only: str
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [self.only]
-
-
-class StockBags(_OnlyOneKind, EmbeddingBagCollectionSharder):
-    pass
-
-
-class ExactBags(_OnlyOneKind, ExactEmbeddingBagCollectionSharder):
-    pass
-
-
-class StockSequences(_OnlyOneKind, EmbeddingCollectionSharder):
-    pass
-
-
-class ExactSequences(_OnlyOneKind, ExactEmbeddingCollectionSharder):
-    pass
+def _only(kind: str, compute_device_type: str) -> list[str]:
+    return [kind]
 
 
 @dataclass(frozen=True)
@@ -79,9 +62,10 @@ class OracleCase:
 
 def check(case: OracleCase, *, stock: bool) -> None:
     """Raises where one step of the sharded model differs from the unsharded one."""
-    classes = (StockSequences, ExactSequences) if case.sequences else (StockBags, ExactBags)
-    sharder = classes[0 if stock else 1](fused_params=dict(FUSED))
-    sharder.only = case.sharding
+    exact_or_stock = SHARDERS[case.sequences]
+    sharder: Any = exact_or_stock[stock](fused_params=dict(FUSED))
+    # As TorchRec's test sharders, it leaves the planner one sharding type.
+    sharder.sharding_types = partial(_only, case.sharding)
     function = check_sequences if case.sequences else sharding_single_rank_test_single_process
     _Oracle(function)._test_sharding(
         sharders=[sharder],
@@ -115,13 +99,8 @@ def _on_rank(
     rank: int, world_size: int, function: Callable[..., None], arguments: dict[str, Any]
 ) -> None:
     del arguments["backend"]
-    function(
-        pg=dist.group.WORLD,
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=world_size,
-        **arguments,
-    )
+    here = {"rank": rank, "world_size": world_size, "device": CPU}
+    function(pg=dist.group.WORLD, **here, **arguments)
 
 
 def check_sequences(**arguments: Any) -> None:
@@ -129,5 +108,4 @@ def check_sequences(**arguments: Any) -> None:
         configs(EmbeddingConfig, [f"feature_{index}"], 10 * (index + 1), 16)[0]
         for index in range(3)
     ]
-    arguments["embedding_groups"] = None
-    sharding_single_rank_test_single_process(**arguments)
+    sharding_single_rank_test_single_process(**{**arguments, "embedding_groups": None})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from recd_plugins import load_registry
-from recd_plugins.cli import main
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.runtime.errors import RankError, RecdError, RegistryError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -21,6 +21,7 @@ from recd_plugins.training.trained import unchecked_model
 from recd_plugins.training.trainer import Job, train
 
 PLUGINS = Path(__file__).parent / "plugins"
+recd = partial(commands.recd, "--plugins-dir", PLUGINS)
 REGISTRY = """
 version: 1
 dataset:
@@ -67,12 +68,6 @@ def refused(folder: Path, *changes: tuple[str, str]) -> str:
 
 def trained(path: Path, side: Any = "plugins", **overrides: Any) -> Result:
     return run_on_ranks(train, 2, Job(path, side, PLUGINS, overrides))[0]
-
-
-def recd(*arguments: object) -> Any:
-    done = CliRunner().invoke(main, ["--plugins-dir", str(PLUGINS), *map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 MODEL = "model: {use: test.tower, options: {dim: 8}}"
@@ -226,12 +221,18 @@ def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
     assert re.search(message, str(caught.value), re.DOTALL)
 
 
-def test_a_plan_counts_it(folder: Path) -> None:
-    path = write(folder, ("dim: 8", "dim: 8, rows: 400000000"), ("data_parallel", "row_wise"))
-    recd("plan", path, "--topology", "zionex-a100-40g", "--json", folder / "plan.json")
-    plan = json.loads((folder / "plan.json").read_text())
+def planned(folder: Path, *changes: tuple[str, str]) -> Any:
+    """Plan the tables of the model on a large cluster."""
+    figures = folder / "plan.json"
+    recd("plan", write(folder, *changes), "--topology", "zionex-a100-40g", "--json", figures)
+    plan = json.loads(figures.read_text())
     names = {table["name"] for table in plan["plugins"]["tables"]}
     assert names == {"ids_of_seq_0_0", "ids_of_usr_0", "ids_of_item_0"}
+    return plan
+
+
+def test_a_plan_counts_it(folder: Path) -> None:
+    planned(folder, ("dim: 8", "dim: 8, rows: 400000000"), ("data_parallel", "row_wise"))
 
 
 def test_a_profile_is_of_its_tables(folder: Path) -> None:
@@ -249,16 +250,10 @@ def test_a_plan_has_tables_by_name(folder: Path) -> None:
 
 
 def test_a_plan_of_tables_that_torchrecs_own_sharder_takes(folder: Path) -> None:
-    path = write(
+    plan = planned(
         folder,
-        (MODEL, "model: {use: test.left}"),
-        ("pooling:\n  - {use: recd.attention, features: [seq_0_0], options: {heads: 2}}\n", ""),
-        ("sharding:\n  - {use: torchrec.row_wise, tables: [ids_of_seq_0_0]}\n", ""),
+        ("dim: 8", "dim: 8, fault: torchrecs_sharder"),
         ("  - {use: torchrec.data_parallel, tables: [ids_of_usr_0]}\n", ""),
     )
-    recd("plan", path, "--json", folder / "plan.json")
-    plan = json.loads((folder / "plan.json").read_text())
-    names = {table["name"] for table in plan["plugins"]["tables"]}
-    assert names == {"ids_of_seq_0_0", "ids_of_usr_0", "ids_of_item_0"}
     assert plan["plain"] is None, "stock sharders take no such module"
     assert "type FeatureProcessedEmbeddingBagCollection" in plan["plain_problem"]

@@ -19,7 +19,6 @@ from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.trainer import Cell, Variant
 from tests.sharded import whole
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import comm_ops
 
 from recd_plugins.runtime.errors import RankError, RecdError
@@ -37,11 +36,11 @@ _LOST = re.compile("gloo|[Tt]imeout|Timed out|Connection (closed|reset)")
 
 @dataclass
 class Trained:
-    """One side of a cell on one rank: losses and parameters, shards of tables, warnings, errors."""
+    """One side of a cell on one rank: losses and parameters, whole tables, warnings, errors."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
-    tables: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    moved: set[str] = field(default_factory=set)
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    still: set[str] = field(default_factory=set)  # tables that never moved
     warned: list[str] = field(default_factory=list)
     error: str = ""
     refused: bool = False
@@ -80,8 +79,7 @@ def outcome_of(cell: Cell, ranks: Sequence[Seen]) -> Outcome:
     to_stock = _most([seen.to_stock for seen in ranks])
     to_truth = _most([seen.to_truth for seen in ranks])
     stock_to_truth = _most([seen.stock_to_truth for seen in ranks])
-    tables = {table for each in ours for table, *_ in each.tables}
-    still = tables.difference(*(each.moved for each in ours))
+    still = set.intersection(*(each.still for each in ours))
     ignored = False in {seen.changed for seen in ranks}
     if PIPELINES[cell.pipeline].trains and (still or ignored):
         what = f"never moved: {sorted(still)}" if still else "changes nothing"
@@ -153,7 +151,7 @@ def see(cell: Cell, rank: int) -> Seen:
 
 def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained, Any]:
     """Train one side, and return it with the plan that it made or was given."""
-    trained, made = Trained(), [plan]
+    trained, made, side = Trained(), [plan], None
     group: Any = dist.new_group(timeout=_TIMEOUT, backend="gloo")
     handler = logging.Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name != "recd_plugins.drop_in.dedup")
@@ -167,7 +165,7 @@ def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _train(cell, flow, rank, group, trained, made)
+            side = _train(cell, flow, rank, group, trained, made)
     except Exception as error:
         trained.error = f"{type(error).__name__}: {error}"
         trained.refused = isinstance(error, RecdError)
@@ -183,11 +181,13 @@ def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained
     if failed:  # one rank's failure is all ranks'
         _, unclear, trained.error = failed[0]
         trained.refused = not unclear
+    elif side is not None:
+        _keep(side, trained)
     dist.destroy_process_group(group)
     return trained, made[0]
 
 
-def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made: list[Any]) -> None:
+def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made: list[Any]) -> Any:
     rest = REST[cell.rest]
     sides = _sides(rest, flow)
     side: Any = None
@@ -204,7 +204,7 @@ def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made:
                 trained.values[f"loss {turn}.{step}"] = loss.float().cpu()
                 trained.values[f"predictions {turn}.{step}"] = predictions.float().cpu()
             trained.values["evaluation"] = side.evaluate().float().cpu()
-    _keep(side, trained)
+    return side
 
 
 def _sides(rest: Rest, flow: str) -> list[str]:
@@ -226,41 +226,24 @@ def _load(side: Variant, before: Variant) -> None:
         side.optimizer.load_state_dict(before.optimizer.state_dict())
 
 
-def _window(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))
-
-
 def _keep(side: Variant, trained: Trained) -> None:
-    for name, value in side.dmp.state_dict().items():
+    for name, value in whole(side.dmp.state_dict()).items():
         if table := table_of(name):
-            parts: list[tuple[Any, Any]] = [(value, None)]
-            if isinstance(value, ShardedTensor):
-                parts = [(s.tensor, s.metadata) for s in value.local_shards()]
-            first = side.before[name].cpu()
-            for tensor, metadata in parts:
-                offsets = tuple(metadata.shard_offsets) if metadata else (0, 0)
-                kept = tensor.detach().float().cpu().clone()
-                trained.tables[table, name, offsets, tuple(tensor.shape)] = kept
-                if not torch.equal(kept, first[_window(offsets, tensor.shape)].float()):
-                    trained.moved.add(table)
-        elif isinstance(value, Tensor) and value.is_floating_point():
-            trained.values[name] = value.detach().float().cpu().clone()
+            trained.tables[name] = value.float()
+            if torch.equal(value, side.before[name].cpu()):
+                trained.still.add(table)
+        elif value.is_floating_point():
+            trained.values[name] = value.float()
 
 
 def _difference(one: Trained, other: Trained | None) -> float | None:
     """Return the largest difference of numbers that both have; None if one of them failed."""
     if other is None or one.error or other.error:
         return None
-    largest = 0.0
-    for name in one.values.keys() & other.values.keys():
-        largest = max(largest, _apart(one.values[name], other.values[name]))
-    whole = {name: t for (_, name, offsets, _), t in other.tables.items() if not any(offsets)}
-    for (table, name, offsets, shape), tensor in one.tables.items():
-        theirs = other.tables.get((table, name, offsets, shape))
-        if theirs is None and name in whole:
-            theirs = whole[name][_window(offsets, shape)]
-        largest = max(largest, float("inf") if theirs is None else _apart(tensor, theirs))
-    return largest
+    common = one.values.keys() & other.values.keys()
+    pairs = [(one.values[name], other.values[name]) for name in common]
+    pairs += [(table, other.tables[name]) for name, table in one.tables.items()]
+    return max(_apart(*pair) for pair in pairs)
 
 
 def _apart(one: Tensor, other: Tensor) -> float:

@@ -47,6 +47,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
         EmbeddingCollection,
         EmbeddingConfig,
     )
+    from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
     from recd_plugins.api import SequencePooling
 
@@ -68,6 +70,11 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             own = [t for t in tables if together or not features.replicates(t.name)]
             copies = [t for t in tables if t not in own]
             self.bags = EmbeddingBagCollection(tables=own) if own else None
+            if fault == "torchrecs_sharder":
+                self.bags = FeatureProcessedEmbeddingBagCollection(
+                    EmbeddingBagCollection(tables=own, is_weighted=True),
+                    PositionWeightedModuleCollection(dict.fromkeys(features.pooled, 10_000)),
+                )
             self.replicated_bags = EmbeddingBagCollection(tables=copies) if copies else None
             self.sequences = EmbeddingCollection(
                 tables=[
