@@ -23,7 +23,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def install(self, name: str, text: str, entry_point: str | None = None) -> None:
+    def install(self, name: str, text: str) -> None:
         module = f"module_of_{name}"
         (self.folder / f"{module}.py").write_text(text, encoding="utf-8")
         about = self.folder / f"{name}_plugins-1.0.dist-info"
@@ -32,7 +32,7 @@ class Site:
             f"Metadata-Version: 2.1\nName: {name}-plugins\nVersion: 1.0\n", encoding="utf-8"
         )
         (about / "entry_points.txt").write_text(
-            f"[recd_plugins]\n{entry_point or name} = {module}\n", encoding="utf-8"
+            f"[recd_plugins]\n{name} = {module}\n", encoding="utf-8"
         )
         _packages_in.cache_clear()
 
@@ -40,9 +40,6 @@ class Site:
         path = self.folder / "registry.yaml"
         path.write_text(text, encoding="utf-8")
         return path
-
-    def imported(self, name: str) -> bool:
-        return f"module_of_{name}" in sys.modules
 
 
 @contextmanager
@@ -53,6 +50,12 @@ def on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.startswith("module_of_")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with on_path(tmp_path, monkeypatch):
+        yield Site(tmp_path)
 
 
 def pip_installed(package: Path, folder: Path) -> dict[str, str]:

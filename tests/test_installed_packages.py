@@ -6,14 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests import installed
 from tests.commands import invoke as recd
+from tests.installed import Site
 
-from recd_plugins import api, interfaces, load_registry
+from recd_plugins import RunConfig, api, interfaces, load_registry
 from recd_plugins.api import API_VERSION
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.runtime.errors import PluginError, RegistryError
@@ -45,32 +44,29 @@ preprocessing:
 """
 
 
-class Site(installed.Site):
-    def install(self, name: str, text: str = PLUGIN, entry_point: str | None = None) -> None:
-        super().install(name, text.format(name=name), entry_point)
-
-    def registry(self, text: str) -> Path:
-        return super().registry(REGISTRY.format(use=text))
+site = installed.site
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    with installed.on_path(tmp_path, monkeypatch):
-        yield Site(tmp_path)
+def install(site: Site, name: str, text: str = PLUGIN) -> None:
+    site.install(name, text.format(name=name))
+
+
+def load(site: Site, use: str) -> RunConfig:
+    return load_registry(site.registry(REGISTRY.format(use=use)))
 
 
 def refused(site: Site, use: str) -> str:
     with pytest.raises((PluginError, RegistryError)) as caught:
-        load_registry(site.registry(use))
+        load(site, use)
     return str(caught.value)
 
 
 def test_only_packages_are_imported_that_the_file_names(site: Site) -> None:
-    site.install("acme")
-    site.install("other")
-    load_registry(site.registry("acme.keep"))
-    assert site.imported("acme")
-    assert not site.imported("other")
+    install(site, "acme")
+    install(site, "other")
+    load(site, "acme.keep")
+    assert "module_of_acme" in sys.modules
+    assert "module_of_other" not in sys.modules
 
 
 BROKEN = [
@@ -82,9 +78,9 @@ BROKEN = [
 
 @pytest.mark.parametrize(("text", "reason"), BROKEN, ids=[reason for _, reason in BROKEN])
 def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: str) -> None:
-    site.install("acme", text)
-    site.install("sound")
-    assert load_registry(site.registry("sound.keep")).preprocessing[0].plugin.name == "sound.keep"
+    install(site, "acme", text)
+    install(site, "sound")
+    assert load(site, "sound.keep").preprocessing[0].plugin.name == "sound.keep"
     said = refused(site, "acme.keep")
     assert reason in said
     assert "acme-plugins 1.0" in said
@@ -95,9 +91,8 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
     assert "sound.keep" in {each["name"] for each in json.loads(listed.stdout)}
     assert "Plugin package acme cannot be used: acme-plugins 1.0" in listed.stderr
     assert reason in " ".join(listed.stderr.split())
-    (check,) = (
-        each for each in json.loads(recd("doctor", "--json").stdout) if each["name"] == "plugins"
-    )
+    checks = {each["name"]: each for each in json.loads(recd("doctor", "--json").stdout)}
+    check = checks["plugins"]
     assert check["status"] == "failed"
     assert reason in check["detail"]
     hello = recd("sound-hello")
@@ -106,8 +101,8 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
 
 @pytest.mark.parametrize("name", ["acme", "acme-plugins"])
 def test_a_package_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    site.install("acme", "import no_such_module")
-    site.install("sound")
+    install(site, "acme", "import no_such_module")
+    install(site, "sound")
     assert "cannot be used" in recd("plugins").stderr
     done = recd("--without", name, "plugins")
     assert (done.exit_code, done.stderr) == (0, "")

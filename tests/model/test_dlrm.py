@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sharded import bags
+from tests.small_registry import write_registry
 from torch import Tensor, nn
 from torchrec.models.dlrm import DLRM as TorchRecDLRM
 from torchrec.models.dlrm import (
@@ -20,8 +23,6 @@ from torchrec.models.dlrm import (
     OverArch,
 )
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, VectorCrossNet
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins import RunConfig, load_registry
@@ -35,14 +36,17 @@ from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.runtime.errors import RecdError, RegistryError
 
 
+def keyed(vectors: dict[str, Tensor], keys: Iterable[str]) -> KeyedTensor:
+    return KeyedTensor.from_tensor_list([*keys], [vectors[key] for key in keys])
+
+
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:
     placement = Placement(pooled=("a", "b", "c"))
     model = DLRM(ModelSpec(embedding_dim=4), num_dense=2, placement=placement)
     dense, vectors = torch.randn(5, 2), {name: torch.randn(5, 4) for name in "abc"}
     logits = []
     for order in ("abc", "cab"):
-        tensor = KeyedTensor(list(order), [4] * 3, torch.cat([vectors[k] for k in order], dim=1))
-        logits.append(model.top(dense, torch.ones(5), tensor, None, None)[1])
+        logits.append(model.top(dense, torch.ones(5), keyed(vectors, order), None, None)[1])
     assert torch.equal(*logits)
 
 
@@ -61,30 +65,25 @@ def test_the_model_is_the_same_whatever_is_replicated() -> None:
             if "t_" in name:
                 assert torch.equal(weights, whole[name.split(".")[-2]])
         tensors = [
-            KeyedTensor(list(keys), [16] * len(keys), torch.cat([vectors[k] for k in keys], dim=1))
-            if keys
-            else None
+            keyed(vectors, keys) if keys else None
             for keys in (model.placement.pooled, model.placement.replicated)
         ]
         logits.append(model.top(dense, torch.ones(5), *tensors, torch.ones(5, 1, 16))[1])
-    assert torch.equal(logits[0], logits[1])
-    assert torch.equal(logits[0], logits[2])
+    assert all(torch.equal(logits[0], each) for each in logits[1:])
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> RunConfig:
-    path = tmp_path / "registry.yaml"
-    path.write_text(
-        "version: 1\n"
-        "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
-        "converter: {use: recd.kjt}\n"
-        "model: {embedding_dim: 4}\n"
-        "training: {batch_size: 8}\n"
-    )
-    return load_registry(path)
+def registry_in(folder: Path, **sections: Any) -> RunConfig:
+    return load_registry(write_registry(folder, **sections))
 
 
-def test_numbers_alone_have_a_model_without_tables(registry: RunConfig) -> None:
+def with_model(folder: Path, *lines: str) -> Path:
+    path = write_registry(folder, model=None)
+    path.write_text("\n  ".join([f"{path.read_text()}model:", *lines]))
+    return path
+
+
+def test_numbers_alone_have_a_model_without_tables(tmp_path: Path) -> None:
+    registry = registry_in(tmp_path)
     with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no features"):
         build_model(registry, FeatureSchema(sparse=(), dense=(), label="label"))
     model = build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
@@ -94,23 +93,14 @@ def test_numbers_alone_have_a_model_without_tables(registry: RunConfig) -> None:
 
 
 def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(
-        "version: 1\n"
-        "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
-        "converter: {use: recd.kjt}\n"
-        "model:\n"
-        "  tables:\n"
-        "    t_item: {num_embeddings: 5}\n"
-        "    t_usr: {num_embeddings: 7}\n"
-        '    "ads*": {num_embeddings: 9}\n'
-    )
+    lines = ["tables:", "  t_item: {num_embeddings: 5}", "  t_usr: {num_embeddings: 7}"]
+    path = with_model(tmp_path, *lines, "  'ads*': {num_embeddings: 9}")
     schema = FeatureSchema(sparse=("user", "item"), dense=(), label="label")
     with pytest.raises(RegistryError) as caught:
         build_model(load_registry(path), schema)
     assert str(caught.value).splitlines() == [
-        f"{path}:7 model.tables.t_usr: the pattern matches no table. Did you mean 't_user'?",
-        f"{path}:8 model.tables.ads*: the pattern matches no table. Use one of: 't_user', 't_item'",
+        f"{path}:8 model.tables.t_usr: the pattern matches no table. Did you mean 't_user'?",
+        f"{path}:9 model.tables.ads*: the pattern matches no table. Use one of: 't_user', 't_item'",
     ]
     path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
     assert build_model(load_registry(path), schema).bags is not None
@@ -119,19 +109,15 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pool_rows", ["unique", "all"])
 @pytest.mark.parametrize("target", ["city", "item", "seller"])
 def test_a_target_is_the_models_own_vector_of_the_item(
-    registry: RunConfig, target: str, pool_rows: Any
+    tmp_path: Path, target: str, pool_rows: Any
 ) -> None:
     torch.manual_seed(0)
     placement = Placement(pooled=("city",), replicated=("item",), sequence=("seen", "seller"))
     spec = ModelSpec(embedding_dim=4, num_embeddings=50, pool_rows=pool_rows)
     model = DLRM(spec, num_dense=0, placement=placement)
-    with registry.path.open("a") as file:
-        file.write(
-            "pooling:\n"
-            f"  - {{use: recd.din, features: [seen], options: {{target: {target}}}}}\n"
-            "  - {use: recd.mean, features: [seller]}\n"
-        )
-    put_poolings(load_registry(registry.path), model)
+    din = {"use": "recd.din", "features": ["seen"], "options": {"target": target}}
+    pooling = [din, {"use": "recd.mean", "features": ["seller"]}]
+    put_poolings(registry_in(tmp_path, pooling=pooling), model)
     kjt = KeyedJaggedTensor(
         keys=["city", "item", "seen", "seller"],
         values=torch.arange(20),
@@ -146,9 +132,8 @@ def test_a_target_is_the_models_own_vector_of_the_item(
             "seller": "sequences.embeddings.t_seller.weight",
         }[target]
     ]
-    pooling = model.sequence_pooling
     pooled: list[torch.Tensor] = []
-    pooling.register_forward_hook(lambda _module, _input, output: pooled.append(output[:, 0]))
+    model.sequence_pooling.register_forward_hook(lambda _, __, output: pooled.append(output[:, 0]))
     model(batch)
     with torch.no_grad():
         table.add_(torch.randn_like(table))
@@ -161,13 +146,9 @@ def test_a_target_is_the_models_own_vector_of_the_item(
 @pytest.mark.parametrize("mean", [0.001, 0.5, 0.9, 0.0, 1.0, None])
 @pytest.mark.parametrize("architecture", ["dlrm", "dcn"])
 def test_training_starts_at_the_mean_label(
-    registry: RunConfig, monkeypatch: pytest.MonkeyPatch, architecture: str, mean: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, mean: float | None
 ) -> None:
-    text = registry.path.read_text().replace(
-        "{embedding_dim", f"{{architecture: {architecture}, embedding_dim"
-    )
-    registry.path.write_text(text)
-    registry = load_registry(registry.path)
+    registry = registry_in(tmp_path, model={"architecture": architecture})
     schema = FeatureSchema(("a", "b"), ("x",), "label")
     torch.manual_seed(0)
     drawn = build_model(registry, schema).state_dict()
@@ -182,35 +163,21 @@ def test_training_starts_at_the_mean_label(
         assert torch.sigmoid(state[bias]).item() == pytest.approx(mean)
 
 
-def test_a_pooling_that_does_not_suit_the_model_is_refused_with_its_line(
-    registry: RunConfig,
-) -> None:
+def test_a_pooling_that_does_not_suit_the_model_is_refused_with_its_line(tmp_path: Path) -> None:
     model = DLRM(ModelSpec(), num_dense=0, placement=Placement(("item",), sequence=("seen",)))
-    entry = "{use: recd.attention, features: [seen], options: {heads: 3}}"
-    with registry.path.open("a") as file:
-        file.write(f"pooling: [{entry}]\n")
+    entry = {"use": "recd.attention", "features": ["seen"], "options": {"heads": 3}}
     message = r"registry\.yaml:6 pooling\[0\]: recd.*: option 'heads' is 3, which does not divide"
     with pytest.raises(RegistryError, match=message):
-        put_poolings(load_registry(registry.path), model)
+        put_poolings(registry_in(tmp_path, pooling=[entry]), model)
 
 
 FEATURES, NUM_DENSE, ROWS, DIM = ("a", "b", "c"), 5, 11, 8
+tables = partial(bags, *FEATURES, rows=ROWS, dim=DIM)
 
 
 def spec_of(**fields: Any) -> ModelSpec:
     sizes = {"embedding_dim": DIM, "num_embeddings": ROWS, "bottom_mlp": [12], "top_mlp": [9, 7]}
     return ModelSpec.model_validate({**sizes, **fields})
-
-
-def tables() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=f"t_{name}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[name]
-            )
-            for name in FEATURES
-        ]
-    )
 
 
 def batch(rows: int = 6) -> ModelInput:
@@ -275,9 +242,8 @@ def test_a_dlrm_draws_and_names_its_weights_as_ever() -> None:
     torch.manual_seed(5)
     model = DLRM(spec_of(), NUM_DENSE, Placement(FEATURES))
     torch.manual_seed(5)
-    bags, bottom = tables(), DenseArch(NUM_DENSE, [12, DIM])
-    top = OverArch(DIM + 6, [9, 7, 1])
-    drawn = itertools.chain(bags.parameters(), bottom.parameters(), top.parameters())
+    parts = tables(), DenseArch(NUM_DENSE, [12, DIM]), OverArch(DIM + 6, [9, 7, 1])
+    drawn = [parameter for part in parts for parameter in part.parameters()]
     for ours, expected in zip(model.parameters(), drawn, strict=True):
         assert torch.equal(ours, expected)
     assert {name.rpartition(".")[0] for name in model.state_dict() if "bags" not in name} == {
@@ -299,11 +265,8 @@ def test_a_dlrm_draws_and_names_its_weights_as_ever() -> None:
 def test_an_interaction_is_torchrecs(
     num_sparse: int, rows: int, cross_net: str, layers: int
 ) -> None:
-    spec = (
-        spec_of()
-        if cross_net == "dot"
-        else spec_of(architecture="dcn", cross_net=cross_net, cross_layers=layers)
-    )
+    dcn = {"architecture": "dcn", "cross_net": cross_net, "cross_layers": layers}
+    spec = spec_of() if cross_net == "dot" else spec_of(**dcn)
     ours = interaction_of(spec, num_sparse + 1)
     kinds = {"low_rank": LowRankCrossNet, "full": CrossNet, "vector": VectorCrossNet}
     assert type(getattr(ours, "crossnet", None)) is kinds.get(cross_net, type(None))
@@ -318,38 +281,24 @@ def test_an_interaction_is_torchrecs(
     torch.testing.assert_close(found, theirs(dense, sparse))
 
 
-REGISTRY = """\
-version: 1
-dataset: {use: recd.interactions, options: {path: table.inter}}
-converter: {use: recd.kjt}
-model:
-"""
-
-
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("lines", "problem"),
     [
+        (["cross_layers: 2"], "the option applies only to model.architecture: dcn"),
+        (["cross_net: full"], "the option applies only to"),
+        (["low_rank_dim: 2"], "the option applies only to"),
         (
-            {"cross_layers": 2},
-            ":5 model.cross_layers: the option applies only to model.architecture: dcn",
+            ["architecture: dcn", "cross_net: full", "low_rank_dim: 2"],
+            "the option applies only to model.cross_net: low_rank",
         ),
-        ({"cross_net": "full"}, ":5 model.cross_net: the option applies only to"),
-        ({"low_rank_dim": 2}, ":5 model.low_rank_dim: the option applies only to"),
-        (
-            {"architecture": "dcn", "cross_net": "full", "low_rank_dim": 2},
-            ":7 model.low_rank_dim: the option applies only to model.cross_net: low_rank",
-        ),
-        ({"architecture": "dcnv2"}, ":5 model.architecture: "),
-        ({"architecture": "dcn", "cross_layers": 0}, ":6 model.cross_layers: "),
+        (["architecture: dcnv2"], ""),
+        (["architecture: dcn", "cross_layers: 0"], ""),
     ],
 )
 def test_what_would_change_nothing_is_refused_with_its_line(
-    tmp_path: Path, fields: dict[str, Any], problem: str
+    tmp_path: Path, lines: list[str], problem: str
 ) -> None:
-    path = tmp_path / "registry.yaml"
-    lines = "".join(f"  {name}: {value}\n" for name, value in fields.items())
-    path.write_text(REGISTRY + lines, encoding="utf-8")
     with pytest.raises(RegistryError) as caught:
-        load_registry(path)
+        load_registry(with_model(tmp_path, *lines))
     (found,) = str(caught.value).splitlines()
-    assert problem in found
+    assert f":{5 + len(lines)} model.{lines[-1].partition(':')[0]}: {problem}" in found

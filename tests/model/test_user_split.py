@@ -9,6 +9,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from tests.small_registry import write_registry
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -35,18 +36,9 @@ REQUESTS = (3, 1, 7, 1, 4, 2)
 
 @pytest.fixture
 def registry(tmp_path: Path) -> RunConfig:
-    path = tmp_path / "registry.yaml"
-    path.write_text(
-        "version: 1\n"
-        "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
-        "converter: {use: recd.kjt}\n"
-        "model: {embedding_dim: 4}\n"
-        "pooling:\n"
-        "  - {use: recd.mean, features: ['[!l]*']}\n"
-        "  - {use: recd.din, features: [liked], options: {target: seen}}\n"
-        "training: {batch_size: 8}\n"
-    )
-    return load_registry(path)
+    din = {"use": "recd.din", "features": ["liked"], "options": {"target": "seen"}}
+    pooling = [{"use": "recd.mean", "features": ["[!l]*"]}, din]
+    return load_registry(write_registry(tmp_path, pooling=pooling))
 
 
 def request_rows(*sides: Tensor) -> Tensor:
