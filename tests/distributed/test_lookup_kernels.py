@@ -180,13 +180,31 @@ def test_sequences_whose_tables_clip_get_plain_batches_on_a_gpu_too() -> None:
         assert (words in why) if words else why == ""
 
 
-@pytest.mark.parametrize("kernel", ["fused", "fused_uvm", "fused_uvm_caching"])
-def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: str) -> None:
-    module = bags(a=optim.SGD)
-    module.embedding_bags["a"].weight._optimizer_kwargs = [{"lr": 0.1, "momentum": 0.9}]
+MOMENTUM = torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "optimizer", "arguments", "fused_params", "message"),
+    [
+        *(
+            (kernel, "cuda", *MOMENTUM, "exact_sgd kernels ignore the argument 'momentum'")
+            for kernel in ("fused", "fused_uvm", "fused_uvm_caching")
+        ),
+        ("fused", "cpu", *MOMENTUM, "exact_sgd kernels ignore .*momentum"),
+        ("fused", "cpu", optim.RowWiseAdagrad, {"weight_decay": 0.1}, {}, "CPU kernels .*'weight_"),
+        ("fused", "cpu", optim.RowWiseAdagrad, {"max_norm": 1.0}, {}, "CPU kernels ignore .*'max_"),
+        ("fused", "cpu", None, {}, {"weight_decay": 0.1}, "ignore .*weight_decay"),
+    ],
+)
+def test_arguments_that_do_nothing_are_refused(
+    kernel: str, device: str, optimizer: Any, arguments: Any, fused_params: Any, message: str
+) -> None:
+    module = bags(a=None)
+    if optimizer is not None:
+        apply_optimizer_in_backward(optimizer, module.parameters(), {"lr": 0.1, **arguments})
     params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
-    with pytest.raises(SetupError, match=r"table 'a': .* ignore the argument 'momentum'"):
-        check_updates(module, params, None, torch.device("cuda"))
+    with pytest.raises(SetupError, match=f"table 'a': .*{message}"):
+        check_updates(module, params, fused_params, torch.device(device))
 
 
 def test_optimizers_without_cpu_kernels_are_refused_on_cpus_alone() -> None:

@@ -18,12 +18,10 @@ from tests.sharded import CPU, bags, everyone, one_rank, sequences, sharded
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ParameterSharding
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recd_plugins
-from recd_plugins.compat.row_updates import check_updates
 from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
 from recd_plugins.training.rank_state import copy_weights, first_weights
 
@@ -234,31 +232,6 @@ def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
         pytest.raises(SetupError, match=r"^parameter 't_f0' of module 'bags' is frozen .* rate 0"),
     ):
         sharders[0].shard(model.bags, plan, everyone(), CPU, "bags")
-
-
-def _check(optimizer: Any, arguments: dict[str, Any], fused_params: dict[str, Any]) -> None:
-    model = Model()
-    if optimizer is not None:
-        apply_optimizer_in_backward(optimizer, model.bags.parameters(), arguments)
-    plan = {n: ParameterSharding("table_wise", "fused", [0]) for n in model.bags.embedding_bags}
-    check_updates(model.bags, plan, fused_params, CPU)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "arguments", "fused_params", "message"),
-    [
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {}, "exact_sgd kernels ignore .*momentum"),
-        (RowWiseAdagrad, {"lr": 0.1, "weight_decay": 0.1}, {}, "CPU kernels ignore .*weight_decay"),
-        (RowWiseAdagrad, {"lr": 0.1, "max_norm": 1.0}, {}, "CPU kernels ignore .*max_norm"),
-        (None, {}, {"weight_decay": 0.1}, "ignore .*weight_decay"),
-    ],
-    ids=["momentum", "weight_decay", "max_norm", "fused_params"],
-)
-def test_arguments_that_do_nothing_are_refused(
-    optimizer: Any, arguments: dict[str, Any], fused_params: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SetupError, match=f"table 't_f0': .*{message}"):
-        _check(optimizer, arguments, fused_params)
 
 
 def test_one_dict_of_arguments_is_for_two_optimizers() -> None:
