@@ -1,5 +1,3 @@
-"""Modules with tables, and models that are sharded on ranks."""
-
 from __future__ import annotations
 
 import os

@@ -65,7 +65,6 @@ def random_rows(rows: int = 64, **options: Any) -> dict[str, Any]:
 
 
 def papercal(folder: Path, rows: int, row_group_rows: int, **options: Any) -> dict[str, Any]:
-    """A generated table of sessions in ``folder/table``."""
     generate = {"rows": rows, "row_group_rows": row_group_rows}
     return {
         "use": "recd.session_parquet",

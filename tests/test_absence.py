@@ -117,7 +117,6 @@ def test_all_else_works_without(absent: str, installed: Path, tmp_path: Path) ->
 
 
 def registry_without(absent: str, folder: Path) -> str:
-    """Return a registry file with an entry of every other plugin."""
     dataset, converter = (
         next(text for plugin, text in entries.items() if plugin != absent)
         for entries in (DATASETS, CONVERTERS)

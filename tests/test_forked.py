@@ -1,5 +1,3 @@
-"""The fork server of readers and ranks."""
-
 from __future__ import annotations
 
 import subprocess

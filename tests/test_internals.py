@@ -67,7 +67,6 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 
 def _used(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield attributes, imported names and names given to ``getattr`` and the like, with lines."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name):

@@ -1,5 +1,3 @@
-"""Kinds of third parties: found, in conflict, wrong, in registry files and in the schema."""
-
 from __future__ import annotations
 
 import json

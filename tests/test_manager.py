@@ -1,5 +1,3 @@
-"""Finding plugins: installed, in a folder, broken, in conflict."""
-
 from pathlib import Path
 
 import pytest

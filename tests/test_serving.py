@@ -27,8 +27,6 @@ ROWS, DIM, CAPACITY = 40, 3, 12
 
 
 class Toy(nn.Module):
-    """Returns rows of a plain table, the rows of ids, and a dense weight."""
-
     ids: Tensor
     rows: Tensor
 

@@ -16,8 +16,6 @@ ROWS = 40
 
 
 class Model(nn.Module):
-    """One pooled table for each kind of sharding, and sequences of a row-wise table."""
-
     def __init__(self) -> None:
         super().__init__()
         self.bags = bags(*FEATURES, rows=ROWS, dim=8)

@@ -207,7 +207,6 @@ def _train_reference(
 
 
 def optimizer_entries(path: Path) -> dict[str, tuple[str, float, float]]:
-    """By table: the optimizer, its rate and its eps."""
     found = {}
     for entry in load_registry(path).entries("optimizer"):
         options: Any = entry.plugin.options

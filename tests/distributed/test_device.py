@@ -1,5 +1,3 @@
-"""Which device a run takes, on machines that are made to look otherwise."""
-
 import pytest
 import torch
 from tests.small_registry import write_registry

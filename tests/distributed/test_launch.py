@@ -1,5 +1,3 @@
-"""Ranks of a launch: results, environment, failures, ends and timeouts of groups."""
-
 from __future__ import annotations
 
 import os

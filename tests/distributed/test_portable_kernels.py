@@ -1,5 +1,3 @@
-"""The kernels for CPU against FBGEMM's: outputs, and weights and optimizer state after training."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

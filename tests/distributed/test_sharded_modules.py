@@ -1,5 +1,3 @@
-"""Sharded modules: compiled, of a plugin, with TensorDicts, and on one rank."""
-
 from __future__ import annotations
 
 from itertools import product

@@ -222,7 +222,6 @@ def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
 
 
 def planned(folder: Path, *changes: tuple[str, str]) -> Any:
-    """Plan the tables of the model on a large cluster."""
     figures = folder / "plan.json"
     recd("plan", write(folder, *changes), "--topology", "zionex-a100-40g", "--json", figures)
     plan = json.loads(figures.read_text())

@@ -1,5 +1,3 @@
-"""Unique rows by their codes."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -35,7 +35,6 @@ def assert_same_kjt(left: KeyedJaggedTensor, right: KeyedJaggedTensor) -> None:
 
 
 def brute_force_unique(kjt: KeyedJaggedTensor, group: list[str]) -> list[int]:
-    """Inverse lookup in the order of first occurrence."""
     jagged = [kjt[key] for key in group]
     values = [j.to_dense() for j in jagged]
     weights = [j.to_dense_weights() if j.weights_or_none() is not None else None for j in jagged]

@@ -1,5 +1,3 @@
-"""Comparison of neighbouring rows, against the plainest way to say it."""
-
 import numba
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""RowPacker: what columns it takes, and the room that it leaves."""
-
 from tests.sparse.test_dedup import make_column as column
 
 from recd_plugins.sparse.partial import RowPacker

@@ -45,8 +45,6 @@ def test_every_kind_has_a_plugin(kind):
 
 
 def suite(contract, kind, names=None):
-    """Return a contract's tests of built-in plugins of a kind: of all, or of those named."""
-
     class Suite(contract):  # type: ignore[valid-type, misc]
         @pytest.fixture(params=sorted(names or BUILT_IN[kind]))
         def plugin(self, request):

@@ -143,8 +143,6 @@ def test_a_fault_is_noticed(failed, kind, fault, test):
 
 
 class ByHash(Sharding):
-    """Says something of its tables in the order of a set."""
-
     name = "test.by_hash"
 
     def constraints(self, tables):

@@ -45,7 +45,6 @@ def page(outcomes: dict[Cell, Outcome]) -> str:
 
 
 def main() -> int:
-    """Return 1 if a cell trains differently without a message, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.drop_in.matrix", description=__doc__)
     parser.add_argument("--write", metavar="PAGE", type=Path, required=True)
     parser.add_argument("--keep", metavar="FILE", type=Path, required=True, help="to continue from")

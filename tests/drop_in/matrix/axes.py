@@ -80,8 +80,6 @@ def _fused(kind: EmbOptimType, reference: Callable[..., Optimizer]) -> TableOpti
 
 
 def _each(*kinds: type[Optimizer]) -> Callable[..., Any]:
-    """Return an optimizer with another class for each table."""
-
     def build(groups: list[dict[str, Any]], **arguments: Any) -> CombinedOptimizer:
         return CombinedOptimizer(
             [

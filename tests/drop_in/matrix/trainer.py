@@ -320,7 +320,6 @@ class Variant:
 
 
 def _own_plan(model: Model, sharders: Sequence[Any]) -> ShardingPlan:
-    """Place one table on a rank, the others by rows."""
     names = sorted({table_of(name) for name in model.state_dict()} - {""})
     how = {name: row_wise() if place else table_wise(rank=1) for place, name in enumerate(names)}
     (sharder,) = (each for each in sharders if each.module_type is type(model.sparse))

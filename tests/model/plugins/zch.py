@@ -1,5 +1,3 @@
-"""A model over raw ids, by TorchRec's managed collision, made as TorchRec documents it."""
-
 from __future__ import annotations
 
 from typing import Any
