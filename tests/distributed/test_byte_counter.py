@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,51 +15,41 @@ from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.testing.gloo import run_on_ranks
 
 
-def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
+def check_collectives(rank: int, world_size: int) -> None:
     group = dist.group.WORLD
     assert group is not None
-    ten = torch.zeros(10)
-    eight = torch.zeros(8)
+    ten, eight, rows = torch.zeros(10), torch.zeros(8), torch.zeros(4, 3, dtype=torch.int64)
     splits = [1, 2, 3, 4]
     receive = [splits[rank]] * world_size
-    actions = {
-        "all_to_all_single": lambda: dist.all_to_all_single(
-            torch.empty(sum(receive)), ten, receive, splits
-        ),
-        "all_to_all_single even": lambda: dist.all_to_all_single(torch.empty(8), eight),
-        "all_to_all_single int64 rows": lambda: dist.all_to_all_single(
-            torch.empty(4, 3, dtype=torch.int64),
-            torch.zeros(4, 3, dtype=torch.int64),
-            [1] * 4,
-            [1] * 4,
-        ),
-        "functional all_to_all": lambda: functional.all_to_all_single(
-            ten, receive, splits, group
-        ).sum(),
-        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.empty(2), eight),
-        "reduce_scatter": lambda: dist.reduce_scatter(
-            torch.empty(2), [torch.zeros(2) for _ in range(4)]
-        ),
-        "torchrec reduce_scatter": lambda: torch.ops.torchrec.reduce_scatter_tensor(
-            eight, "sum", world_size, group.group_name, True
-        ),
-        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.empty(40), ten),
-        "all_gather": lambda: dist.all_gather([torch.empty(10) for _ in range(4)], ten),
-        "all_reduce": lambda: dist.all_reduce(eight),
-        "functional all_reduce": lambda: functional.all_reduce(eight, "sum", group).sum(),
-        "broadcast": lambda: dist.broadcast(ten, src=1),
-        "reduce": lambda: dist.reduce(ten, dst=1),
-        "send": lambda: (
-            dist.send(ten, (rank + 1) % 4) if rank % 2 else dist.recv(ten, (rank - 1) % 4)
-        ),
-        "barrier": lambda: dist.barrier(),
-    }
-    counted = {}
-    for name, action in actions.items():
+    to_others, reduced = 4 * (10 - splits[rank]), 2 * 4 * 8 * 3 // 4
+    all_to_all, one = dist.all_to_all_single, [1] * 4
+    summed = torch.ops.torchrec.reduce_scatter_tensor
+
+    def send() -> None:
+        dist.send(ten, (rank + 1) % 4) if rank % 2 else dist.recv(ten, (rank - 1) % 4)
+
+    cases: list[tuple[Callable[[], object], int]] = [
+        (lambda: all_to_all(torch.empty(sum(receive)), ten, receive, splits), to_others),
+        (lambda: all_to_all(torch.empty(8), eight), 4 * 6),
+        (lambda: all_to_all(torch.empty_like(rows), rows, one, one), 8 * 3 * 3),
+        (lambda: functional.all_to_all_single(ten, receive, splits, group).sum(), to_others),
+        (lambda: dist.reduce_scatter_tensor(torch.empty(2), eight), 4 * 6),
+        (lambda: dist.reduce_scatter(torch.empty(2), [*eight.view(4, 2)]), 4 * 6),
+        (lambda: summed(eight, "sum", world_size, group.group_name, True), 4 * 6),
+        (lambda: dist.all_gather_into_tensor(torch.empty(40), ten), 4 * 10 * 3),
+        (lambda: dist.all_gather([torch.empty(10) for _ in range(4)], ten), 4 * 10 * 3),
+        (lambda: dist.all_reduce(eight), reduced),
+        (lambda: functional.all_reduce(eight, "sum", group).sum(), reduced),
+        (lambda: dist.broadcast(ten, src=1), 4 * 10 * 3 if rank == 1 else 0),
+        (lambda: dist.reduce(ten, dst=1), 0 if rank == 1 else 4 * 10),
+        (send, 4 * 10 if rank % 2 else 0),
+        (dist.barrier, 0),
+    ]
+    for number, (collective, expected) in enumerate(cases):
         with CollectiveBytes() as counter:
-            action()
-        counted[name] = (counter.total, sum(counter.calls.values()))
-    return counted
+            collective()
+        calls = 0 if collective is dist.barrier or (collective is send and not rank % 2) else 1
+        assert (counter.total, sum(counter.calls.values())) == (expected, calls), number
 
 
 def bytes_of_a_table(rank: int, world_size: int, place: str) -> Counter[tuple[str, ...]]:
@@ -77,9 +68,7 @@ def bytes_of_a_table(rank: int, world_size: int, place: str) -> Counter[tuple[st
     return sent
 
 
-def plain_and_pipelined(
-    rank: int, world_size: int
-) -> tuple[dict[str, int], dict[str, int], int, int]:
+def plain_and_pipelined(rank: int, world_size: int) -> list[tuple[dict[str, int], int]]:
     results = []
     for pipelined in (False, True):
         case = Case("mixed", "both", "sgd", pipelined)
@@ -87,32 +76,11 @@ def plain_and_pipelined(
         with CollectiveBytes() as counter, lookup_ids(dmp) as ids:
             train(dmp, optimizer, case, rank)
         results.append((counter.by_kind(), ids.total))
-    (plain, plain_ids), (piped, piped_ids) = results
-    return plain, piped, plain_ids, piped_ids
+    return results
 
 
 def test_every_collective_against_hand_computed_bytes() -> None:
-    results = run_on_ranks(collectives, 4)
-    for rank, counted in enumerate(results):
-        splits = [1, 2, 3, 4]
-        to_others = 4 * (10 - splits[rank])
-        assert counted == {
-            "all_to_all_single": (to_others, 1),
-            "all_to_all_single even": (4 * 6, 1),
-            "all_to_all_single int64 rows": (8 * 3 * 3, 1),
-            "functional all_to_all": (to_others, 1),
-            "reduce_scatter_tensor": (4 * 6, 1),
-            "reduce_scatter": (4 * 6, 1),
-            "torchrec reduce_scatter": (4 * 6, 1),
-            "all_gather_into_tensor": (4 * 10 * 3, 1),
-            "all_gather": (4 * 10 * 3, 1),
-            "all_reduce": (2 * 4 * 8 * 3 // 4, 1),
-            "functional all_reduce": (2 * 4 * 8 * 3 // 4, 1),
-            "broadcast": (4 * 10 * 3 if rank == 1 else 0, 1),
-            "reduce": (0 if rank == 1 else 4 * 10, 1),
-            "send": (4 * 10, 1) if rank % 2 else (0, 0),
-            "barrier": (0, 0),
-        }
+    run_on_ranks(check_collectives, 4)
 
 
 # Each of two ranks has 3 rows with 5 ids of one feature; embeddings are 4 floats of 4 bytes.
@@ -151,7 +119,7 @@ def test_data_parallel_bytes() -> None:
 
 
 def test_a_train_pipeline_sends_what_a_plain_loop_sends() -> None:
-    for plain, piped, plain_ids, piped_ids in run_on_ranks(plain_and_pipelined, 2):
+    for (plain, plain_ids), (piped, piped_ids) in run_on_ranks(plain_and_pipelined, 2):
         assert plain_ids == piped_ids > 0
         assert piped.keys() == plain.keys()
         # The pipeline joins the messages that announce sizes; nothing else differs.

@@ -11,14 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.sharded import CPU, bags, local_weights, sequences, sharded
+from tests.drop_in.trainer import OnCpu, pipeline_of, sharded_side, tables_here
+from tests.sharded import CPU, bags, sequences, sharded
 from torch import Tensor, nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 import recd_plugins
 from recd_plugins import PooledSequences
@@ -26,7 +23,6 @@ from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.distributions import zipf
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.byte_counter import lookup_ids
-from recd_plugins.sharding.pipeline import build_train_pipeline
 
 #: Of each feature, how many rows follow one another with the same ids.
 RUNS = {"bag": 4, "items": 4, "actions": 2, "alone": 1}
@@ -35,18 +31,9 @@ ROWS, DIM, BATCH, NUM_STEPS = 40, 8, 12, 4
 
 
 @dataclass
-class Batch(Pipelineable):
+class Batch(OnCpu):
     sparse: KeyedJaggedTensor
     labels: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch(self.sparse.to(device), self.labels.to(device))
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        raise AssertionError("no streams on CPU")
-
-    def pin_memory(self) -> Batch:
-        return self
 
 
 class Newest(nn.Module):
@@ -77,13 +64,8 @@ class ByHand(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         found = self.sequences(batch.sparse)
         newest = self.newest(found["items"], found["actions"])
-        return loss_of(
-            self.bags(batch.sparse),
-            newest,
-            self.mean(found["items"]),
-            self.mean(found["alone"]),
-            batch.labels,
-        )
+        means = self.mean(found["items"]), self.mean(found["alone"])
+        return loss_of(self.bags(batch.sparse), newest, *means, batch.labels)
 
 
 class Wrapped(nn.Module):
@@ -98,13 +80,8 @@ class Wrapped(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         pooled = self.histories(batch.sparse)
-        return loss_of(
-            self.bags(batch.sparse),
-            pooled["items", "actions"],
-            pooled["items"],
-            pooled["alone"],
-            batch.labels,
-        )
+        vectors = pooled["items", "actions"], pooled["items"], pooled["alone"]
+        return loss_of(self.bags(batch.sparse), *vectors, batch.labels)
 
 
 @torch.fx.wrap
@@ -135,26 +112,16 @@ class Trained:
     ids: int
 
 
-def train(make: type[nn.Module], deduplicated: bool, stock: bool, world_size: int) -> Trained:
-    model, params = make(), {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.02}
-    ready = recd_plugins.wrap(model)
-    ours: Any = ready.sharders(fused_params=params)
-    theirs: Any = [
-        EmbeddingBagCollectionSharder(dict(params)),
-        EmbeddingCollectionSharder(dict(params)),
-    ]
-    plan = ready.planner(world_size=world_size).plan(model, ours)
-    dmp = sharded(model, plan, theirs if stock else ours, CPU)
-    dense = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
-    # Ours raises where an embedding module is not pipelined.
-    make_pipeline: Any = TrainPipelineSparseDist if stock else build_train_pipeline
-    pipeline = make_pipeline(dmp, torch.optim.SGD(dense, lr=0.02), CPU)
+def train(make: type[nn.Module], deduplicated: bool, stock: bool) -> Trained:
+    ready = recd_plugins.wrap(make())
+    params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.02}
+    dmp = sharded_side(ready, params, stock)
+    pipeline = pipeline_of(dmp, 0.02, stock)
     loader: Any = list(batches(dist.get_rank()))
     source = chain(ready.dedup(loader) if deduplicated else loader, batches(7, 1))
     with lookup_ids(dmp) as counted:
         losses = [float(pipeline.progress(source)) for _ in range(NUM_STEPS + 1)]
-    found = {".".join(n.split(".")[-2:]): tensor for n, tensor in local_weights(dmp).items()}
-    return Trained(losses, found, counted.total)
+    return Trained(losses, tables_here(dmp), counted.total)
 
 
 def write_registry(folder: Path, text: str, tables: Iterable[str]) -> Path:
@@ -176,9 +143,9 @@ def drop_in(
 
 def three_ways(rank: int, world_size: int) -> list[Trained]:
     return [
-        train(ByHand, deduplicated=False, stock=True, world_size=world_size),
-        train(Wrapped, deduplicated=False, stock=False, world_size=world_size),
-        train(Wrapped, deduplicated=True, stock=False, world_size=world_size),
+        train(ByHand, deduplicated=False, stock=True),
+        train(Wrapped, deduplicated=False, stock=False),
+        train(Wrapped, deduplicated=True, stock=False),
     ]
 
 

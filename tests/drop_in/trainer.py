@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
-from tests.sharded import bags, sequences
+import torch.distributed as dist
+from tests.sharded import CPU, bags, local_weights, sequences, sharded
 from torch import Tensor, nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+import recd_plugins
 from recd_plugins.drop_in import dedup
+from recd_plugins.sharding.pipeline import build_train_pipeline
 
 FEATURES = ["f0", "f1", "f2"]
 ROWS, DIM, BATCH, NUM_STEPS = 30, 8, 12, 3
@@ -29,19 +36,42 @@ def forced_dedup() -> Iterator[None]:
         dedup._pays = pays
 
 
+class OnCpu(Pipelineable):
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        return self
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        raise AssertionError("no streams on CPU")
+
+    def pin_memory(self) -> Self:
+        return self
+
+
 @dataclass
-class Sample(Pipelineable):
+class Sample(OnCpu):
     sparse: KeyedJaggedTensor
     more: dict[str, KeyedJaggedTensor]
     labels: Tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Sample:
-        return self  # it is there
 
-    def record_stream(self, stream: torch.Stream) -> None: ...
+def sharded_side(ready: recd_plugins.Wrapped, params: dict[str, Any], stock: bool) -> Any:
+    """Shard a model by one plan, with TorchRec's sharders or with those of this library."""
+    ours: Any = ready.sharders(fused_params=params)
+    kinds = EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+    plan = ready.planner(world_size=dist.get_world_size()).plan(ready.model, ours)
+    return sharded(ready.model, plan, [k(dict(params)) for k in kinds] if stock else ours, CPU)
 
-    def pin_memory(self) -> Sample:
-        return self
+
+def pipeline_of(dmp: nn.Module, learning_rate: float, stock: bool) -> Any:
+    """Return a pipeline. Ours raises where an embedding module is not pipelined."""
+    dense = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
+    make: Any = TrainPipelineSparseDist if stock else build_train_pipeline
+    return make(dmp, torch.optim.SGD(dense, lr=learning_rate), CPU)
+
+
+def tables_here(dmp: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's weights by table, wherever the model has it."""
+    return {".".join(n.split(".")[-2:]): tensor for n, tensor in local_weights(dmp).items()}
 
 
 class Model(nn.Module):

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.drop_in.trainer import forced_dedup
-from tests.sharded import CPU, bags, exact_sharders, local_weights, shard, sharded
+from tests.drop_in.trainer import OnCpu, forced_dedup, pipeline_of, sharded_side, tables_here
+from tests.sharded import CPU, bags, exact_sharders, shard
 from torch import Tensor, nn
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
-from torchrec.streamable import Pipelineable
 
 import recd_plugins
 from recd_plugins.api import CandidateBatch, UserBatch, UserSide
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sparse.request_rows import RequestRows
 
 FEATURES = ["user", "clicks", "item"]
@@ -30,19 +25,10 @@ SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "coalesc
 
 
 @dataclass
-class Requests(Pipelineable):
+class Requests(OnCpu):
     sparse: KeyedJaggedTensor
     dense: Tensor  # [B, 3]; the first two columns describe the user
     labels: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Requests:
-        return Requests(self.sparse.to(device), self.dense.to(device), self.labels.to(device))
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        raise AssertionError("no streams on CPU")
-
-    def pin_memory(self) -> Requests:
-        return self
 
 
 class Ranker(recd_plugins.RequestModel):
@@ -109,29 +95,21 @@ def train(make: type[Ranker], world_size: int, sharding: str, *, stock: bool) ->
     """Train with an entry of ``tests.sharded.PLACES``, or with the plan of TorchRec's planner."""
     model, params = make(), {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.05}
     ready = recd_plugins.wrap(model)
-    ours: Any = ready.sharders(fused_params=params)
-    if sharding == "coalesced":
-        training = TrainingSpec(optimizer="sgd", learning_rate=0.05)
-        ours = exact_sharders(training, [f"t_{name}" for name in FEATURES])
-    theirs: Any = [EmbeddingBagCollectionSharder(dict(params))]
     if sharding == "planner":
-        plan = ready.planner(world_size=world_size).plan(model, ours)
-        dmp = sharded(model, plan, theirs if stock else ours, CPU)
+        dmp = sharded_side(ready, params, stock)
+    elif sharding == "coalesced":
+        training = TrainingSpec(optimizer="sgd", learning_rate=0.05)
+        sharders = exact_sharders(training, [f"t_{name}" for name in FEATURES])
+        dmp = shard(model, sharders, "row_wise", CPU)
     else:
-        dmp = shard(model, ours, "row_wise" if sharding == "coalesced" else sharding, CPU)
-    dense = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
-    make_pipeline: Any = TrainPipelineSparseDist if stock else build_train_pipeline
-    pipeline = make_pipeline(dmp, torch.optim.SGD(dense, lr=0.05), CPU)
+        dmp = shard(model, ready.sharders(fused_params=params), sharding, CPU)
+    pipeline = pipeline_of(dmp, 0.05, stock)
     num_steps = FEW_STEPS if world_size == 4 else NUM_STEPS
     loader: Any = list(batches(dist.get_rank(), num_steps))
-    source = chain(loader if stock else ready.dedup(loader, features=["user", "clicks"]))
-    losses = []
-    for _ in range(num_steps):
-        loss, _, _ = pipeline.progress(source)
-        losses.append(float(loss))
-    tables = {".".join(n.split(".")[-2:]): tensor for n, tensor in local_weights(dmp).items()}
+    source = iter(loader if stock else ready.dedup(loader, features=["user", "clicks"]))
+    losses = [float(pipeline.progress(source)[0]) for _ in range(num_steps)]
     state = {n: tensor for n, tensor in dmp.state_dict().items() if "bags" not in n}
-    return Trained(losses, tables, state)
+    return Trained(losses, tables_here(dmp), state)
 
 
 @forced_dedup()
