@@ -8,22 +8,22 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.summed_types import SummedTypes
-from torch import Tensor
 
 from recd_plugins.sharding.coalesced import outputs
-from recd_plugins.sharding.coalesced.input_dist import Coalesced, Unique, by_sorting, unique_ids
+from recd_plugins.sharding.coalesced.input_dist import Coalesced, by_sorting, unique_ids
 from recd_plugins.sharding.coalesced.outputs import BagColumns, BagLayout, expand
 
 
-def test_expand_and_its_gradient() -> None:
+@pytest.mark.parametrize("first", [0, 3])
+def test_expand_and_its_gradient(first: int) -> None:
     sources = [torch.randn(5, 3, requires_grad=True), torch.randn(2, 4, requires_grad=True)]
     indices = [torch.tensor([4, 0, 0, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([0])]
     indices += [torch.tensor([1, 1])]
     of = [0, 1, 0, 1]
-    outputs = expand(sources, of, indices, [0] * len(of))
+    outputs = expand(sources, of, [each + first for each in indices], [first] * len(of))
     for output, n, index in zip(outputs, of, indices, strict=True):
         assert torch.equal(output, sources[n][index])
     (outputs[0].sin().sum() + 2 * outputs[2].sum()).backward()
@@ -117,48 +117,34 @@ def test_bags_by_compiled_loops_are_those_of_torch(
         torch.testing.assert_close(compiled, by_torch)
 
 
-def test_expand_counts_rows_from_the_start() -> None:
-    sources = [torch.randn(5, 3), torch.randn(2, 3)]
-    indices = [torch.tensor([4, 0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
-    found = expand(sources, [0, 0, 1], [each + 3 for each in indices], [3, 3, 3])
-    for output, n, index in zip(found, [0, 0, 1], indices, strict=True):
-        assert torch.equal(output, sources[n][index])
-
-
-STRETCHES = st.lists(
+SEGMENTS = st.lists(
     st.lists(st.one_of(st.integers(-3, 6), st.integers(-(2**48), 2**48)), max_size=12),
     min_size=1,
     max_size=4,
 )
 
 
-def check(found: Unique, segments: list[list[int]], dtype: torch.dtype) -> None:
-    assert found.ids.dtype == dtype
-    assert found.inverse.dtype == torch.int64
-    unique = torch.split(found.ids, found.counts)
-    inverse = torch.split(found.inverse, list(map(len, segments)))
-    for ids, distinct, places, first in zip(segments, unique, inverse, found.first, strict=True):
-        assert sorted(distinct.tolist()) == sorted(set(ids))
-        assert distinct[places - first].tolist() == ids
+def check(segments: list[list[int]], dtype: torch.dtype, device: str = "cpu") -> None:
+    ids = torch.tensor([each for segment in segments for each in segment], dtype=dtype).to(device)
+    sizes = list(map(len, segments))
+    for found in (unique_ids(ids, sizes), by_sorting(ids, sizes)):
+        assert found.ids.dtype == dtype
+        assert found.inverse.dtype == torch.int64
+        unique = torch.split(found.ids, found.counts)
+        inverse = torch.split(found.inverse, sizes)
+        for own, distinct, at, first in zip(segments, unique, inverse, found.first, strict=True):
+            assert sorted(distinct.tolist()) == sorted(set(own))
+            assert distinct[at - first].tolist() == own
 
 
-def joined(segments: list[list[int]], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
-    ids = torch.tensor([each for segment in segments for each in segment], dtype=dtype)
-    return ids, list(map(len, segments))
-
-
-@given(STRETCHES)
+@given(SEGMENTS)
+@settings(max_examples=60)
 def test_ids_come_back(segments: list[list[int]]) -> None:
-    ids, sizes = joined(segments, torch.int64)
-    check(unique_ids(ids, sizes), segments, torch.int64)
-    check(by_sorting(ids, sizes), segments, torch.int64)
+    check(segments, torch.int64)
 
 
 def test_ids_of_32_bits() -> None:
-    segments = [[7, -1, 7, 2**31 - 1], [], [7]]
-    ids, sizes = joined(segments, torch.int32)
-    check(unique_ids(ids, sizes), segments, torch.int32)
-    check(by_sorting(ids, sizes), segments, torch.int32)
+    check([[7, -1, 7, 2**31 - 1], [], [7]], torch.int32)
 
 
 def test_by_hash_ids_are_in_the_order_in_which_they_occur() -> None:
@@ -174,7 +160,4 @@ def test_ids_in_steps_do_not_crowd() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_ids_come_back_on_gpus() -> None:
-    segments = [[3, 1, 3], [], [1, 1, -(2**40)]]
-    ids, sizes = joined(segments, torch.int64)
-    found = unique_ids(ids.cuda(), sizes)
-    check(found._replace(ids=found.ids.cpu(), inverse=found.inverse.cpu()), segments, torch.int64)
+    check([[3, 1, 3], [], [1, 1, -(2**40)]], torch.int64, "cuda")

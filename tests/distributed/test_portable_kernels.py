@@ -69,13 +69,10 @@ def kernel(
 ) -> Any:
     """TorchRec's, a table a width, of ``rows``; with ``shared`` the first has a second feature."""
     tables = []
-    for index, (width, num_rows) in enumerate(
-        zip(widths, rows or [ROWS] * len(widths), strict=True)
-    ):
+    sizes = zip(widths, rows or [ROWS] * len(widths), strict=True)
+    for index, (width, num_rows) in enumerate(sizes):
         names = [f"f{index}"] + (["g"] if shared and index == 0 else [])
-        whole = ShardMetadata(
-            shard_offsets=[0, 0], shard_sizes=[num_rows, width], placement="rank:0/cpu"
-        )
+        whole = ShardMetadata([0, 0], [num_rows, width], placement="rank:0/cpu")
         tables.append(
             ShardedEmbeddingTable(
                 name=f"t{index}",
@@ -121,31 +118,19 @@ def state(module: Any) -> list[Tensor]:
     return [*(w.clone() for w in module.split_embedding_weights()), *states]
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    widths=st.one_of(
-        st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=4),
-        st.integers(1, 4).map(lambda num_tables: [8] * num_tables),
-    ),
-    pooling=st.sampled_from([PoolingType.SUM, PoolingType.MEAN]),
-    weighted=st.booleans(),
-    shared=st.booleans(),
-    num_ranks=st.integers(1, 3),
-    seed=st.integers(0, 2**16),
-)
-def test_variable_batches(
-    widths: list[int],
-    pooling: PoolingType,
-    weighted: bool,
-    shared: bool,
-    num_ranks: int,
-    seed: int,
-) -> None:
-    torch.manual_seed(seed)
+@settings(max_examples=25)
+@given(st.data())
+def test_variable_batches(data: st.DataObject) -> None:
+    draw = data.draw
+    widths = draw(st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=4))
+    widths = draw(st.sampled_from([widths, [8] * len(widths)]))
+    pooling = draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN]))
+    weighted, shared = draw(st.booleans()), draw(st.booleans())
+    torch.manual_seed(draw(st.integers(0, 2**16)))
     modules = pair(PortableEmbeddingBag, widths, pooling, weighted=weighted, shared=shared)
     names = modules[0].config.feature_names()
     # Some features have no row from some ranks, and some rows have no id.
-    strides = torch.randint(0, 4, (len(names), num_ranks))
+    strides = torch.randint(0, 4, (len(names), draw(st.integers(1, 3))))
     strides[0, 0] += 1
     lengths = torch.randint(0, 4, (int(strides.sum()),))
     features = KeyedJaggedTensor(
@@ -172,42 +157,22 @@ def assert_trained_alike(modules: list[Any], batches: list[KeyedJaggedTensor]) -
         assert any(not torch.equal(*each) for each in zip(stock, before, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    num_tables=st.integers(1, 4),
-    width=st.sampled_from([4, 12, 16]),
-    optimizer=st.sampled_from(OPTIMIZERS),
-    shared=st.booleans(),
-    weighted=st.booleans(),
-    longest=st.integers(0, 5),
-    dtype=st.sampled_from([torch.int64, torch.int32]),
-    seed=st.integers(0, 2**16),
-)
-def test_sequences(
-    num_tables: int,
-    width: int,
-    optimizer: EmbOptimType,
-    shared: bool,
-    weighted: bool,
-    longest: int,
-    dtype: torch.dtype,
-    seed: int,
-) -> None:
-    torch.manual_seed(seed)
-    modules = pair(
-        PortableEmbedding,
-        [width] * num_tables,
-        PoolingType.NONE,
-        shared=shared,
-        optimizer=optimizer,
-    )
+@settings(max_examples=40)
+@given(st.data())
+def test_sequences(data: st.DataObject) -> None:
+    draw = data.draw
+    options = {"shared": draw(st.booleans()), "optimizer": draw(st.sampled_from(OPTIMIZERS))}
+    widths = [draw(st.sampled_from([4, 12, 16]))] * draw(st.integers(1, 4))
+    weighted, longest = draw(st.booleans()), draw(st.integers(0, 5))
+    dtype = draw(st.sampled_from([torch.int64, torch.int32]))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    modules = pair(PortableEmbedding, widths, PoolingType.NONE, **options)
     names = modules[0].config.feature_names()
     batches = []
     for _ in range(3):
         # Some features have no id at all.
-        lengths = torch.randint(0, longest + 1, (len(names), 3)) * torch.randint(
-            0, 2, (len(names), 1)
-        )
+        lengths = torch.randint(0, longest + 1, (len(names), 3))
+        lengths *= torch.randint(0, 2, (len(names), 1))
         num_ids = int(lengths.sum())
         batches.append(
             KeyedJaggedTensor(

@@ -5,9 +5,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
+from itertools import count
 from typing import Any, NoReturn
 
 import pytest
@@ -30,20 +32,21 @@ WAITING = {"what": "training", "collective": "all_to_all", "step": 11}
 READING = {"what": "reading data", "step": 11}
 
 
+def beat(store: dist.Store, rank: int, number: int, **fields: Any) -> None:
+    beat: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "long": False}
+    store.set(key(rank), json.dumps(asdict(Heartbeat(number=number, **{**beat, **fields}))))
+
+
 class Watched:
     def __init__(self, timeout: float | None = None, notice: float = 60.0) -> None:
         self.said: list[str] = []
         self._store = dist.HashStore()
         limits = HangLimits(notice, timeout, lambda: "This is how to go on.")
         self.watch = HangWatch(self._store, 3, limits, self.said.append)  # type: ignore[arg-type]
-        self._number = 0
+        self._numbers = count()
 
     def beat(self, rank: int, quiet: float, **fields: Any) -> None:
-        self._number += 1
-        beat: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "long": False}
-        beat |= fields
-        beat = asdict(Heartbeat(number=self._number, quiet=quiet, **beat))
-        self._store.set(key(rank), json.dumps(beat))
+        beat(self._store, rank, next(self._numbers), quiet=quiet, **fields)
 
     def beats(self, quiet: float, *ranks: dict[str, Any]) -> None:
         for rank, fields in enumerate(ranks):
@@ -101,13 +104,6 @@ def test_a_rank_on_another_machine_is_known_by_its_silence() -> None:
     assert ranks.said[0].endswith("for rank 1, which sends no heartbeats (process 5 of elsewhere)")
 
 
-STORE_LIMITS = HangLimits(0.2, None, lambda: "")
-
-
-def store_at(port: int) -> TCPStore:
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-
-
 def wait_for(what: Callable[[], bool]) -> None:
     limit = time.monotonic() + 30
     while not what():
@@ -118,7 +114,8 @@ def wait_for(what: Callable[[], bool]) -> None:
 def test_it_beats_on_and_looks_on_when_the_store_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = store_at(0)
+    store_at = partial(TCPStore, "127.0.0.1", is_master=True, wait_for_workers=False)
+    store = store_at(port=0)
     port = store.port
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
@@ -126,10 +123,10 @@ def test_it_beats_on_and_looks_on_when_the_store_is_back(
     def says_that_nothing_moves() -> bool:
         return "made no progress" in capsys.readouterr().err
 
-    with watched_by_each_other(0, 2, STORE_LIMITS):
+    with watched_by_each_other(0, 2, HangLimits(0.1, None, lambda: "")):
         wait_for(says_that_nothing_moves)
         del store
-        store = store_at(port)
+        store = store_at(port=port)
         wait_for(lambda: store.check([key(0)]))
         capsys.readouterr()
         wait_for(says_that_nothing_moves)
@@ -142,13 +139,14 @@ class Lost:
     def __init__(self, alive: set[int]) -> None:
         self.store = dist.HashStore()
         self._alive = alive
-        for rank in range(3):
-            self.beat(rank, 1)
-        self._numbers = iter(range(2, 1000))
+        self._numbers = count()
+        self._beat(range(3))
 
-    def beat(self, rank: int, number: int, what: str = "training") -> None:
-        beat = Heartbeat(number, f"node{rank}", 70 + rank, what, long=False, step=11, quiet=0.0)
-        self.store.set(key(rank), json.dumps(asdict(beat)))
+    def _beat(self, ranks: Iterable[int]) -> None:
+        number = next(self._numbers)
+        for rank in ranks:
+            of_rank = {"host": f"node{rank}", "process": 70 + rank, "what": "training", "step": 11}
+            beat(self.store, rank, number, quiet=0.0, **of_rank)
 
     def said_by(self, rank: int) -> str:
         said: list[str] = []
@@ -157,9 +155,7 @@ class Lost:
         )
         thread.start()
         while thread.is_alive():
-            number = next(self._numbers)
-            for other in self._alive:
-                self.beat(other, number)
+            self._beat(self._alive)
             thread.join(0.002)
         return said[0]
 
