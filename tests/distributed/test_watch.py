@@ -186,7 +186,7 @@ def test_which_errors_are_lost_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(dist.DistError) as caught:
-        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=0.1))
+        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(milliseconds=1))
     assert is_lost_connection(caught.value)
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
     assert is_lost_connection(RuntimeError(gloo))

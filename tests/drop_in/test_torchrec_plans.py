@@ -27,26 +27,20 @@ META = torch.device("meta")
 Sizes = Sequence[tuple[int, int]]
 
 
-def _sized(tables: Any, sizes: Sizes) -> list[Any]:
-    for index, (table, (rows, dim)) in enumerate(zip(tables, sizes, strict=True)):
-        table.num_embeddings, table.embedding_dim = rows, dim
-        if index % 2 and isinstance(table, EmbeddingBagConfig):
-            table.pooling = PoolingType.MEAN
-    return list(tables)
-
-
-def _names(prefix: str, sizes: Sizes) -> list[str]:
-    return [f"{prefix}{index}" for index in range(len(sizes))]
+def _tables(kind: Any, prefix: str, sizes: Sizes) -> list[Any]:
+    numbered = enumerate(sizes)
+    return [configs(kind, [f"{prefix}{n}"], rows, dim)[0] for n, (rows, dim) in numbered]
 
 
 def bags(prefix: str, sizes: Sizes, *, weighted: bool = False) -> EmbeddingBagCollection:
-    tables = _sized(configs(EmbeddingBagConfig, _names(prefix, sizes), 1, 4), sizes)
+    tables = _tables(EmbeddingBagConfig, prefix, sizes)
+    for table in tables[1::2]:
+        table.pooling = PoolingType.MEAN
     return EmbeddingBagCollection(tables, is_weighted=weighted, device=META)
 
 
 def sequences(prefix: str, sizes: Sizes) -> EmbeddingCollection:
-    tables = _sized(configs(EmbeddingConfig, _names(prefix, sizes), 1, 4), sizes)
-    return EmbeddingCollection(tables, device=META)
+    return EmbeddingCollection(_tables(EmbeddingConfig, prefix, sizes), device=META)
 
 
 def _beside_bags(path: str, name: str) -> dict[str, nn.Module]:
