@@ -12,15 +12,12 @@ from recd_plugins.interfaces import *
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
-from recd_plugins.interfaces import TableStrategy
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
 
 class Change(Preprocessing):
-    """Change ids."""
     name = "test.change"
-    fault = ""
     @property
     def scope(self):
         return "id" if self.fault == "cuts_under_scope_id" else "row"
@@ -66,11 +63,9 @@ class Change(Preprocessing):
 
 
 class AtMost(Preprocessing):
-    """Make ids the largest one seen at most."""
     name = "test.at_most"
     scope = "id"
     takes = ("ids", "numbers")
-    fault = ""
     def __init__(self, options):
         super().__init__(options)
         if self.fault == "takes_the_name_fitted":
@@ -99,7 +94,6 @@ class AtMost(Preprocessing):
 
 
 class Scaled(Preprocessing):
-    """Divide by the largest difference, which one row has not."""
     name = "test.scaled"
     takes = ("numbers",)
     def fit(self, feature, rows):
@@ -117,9 +111,7 @@ FittedContract = ScaledContract = PreprocessingContract
 
 
 class Sum(Pooling):
-    """Sum, with a weight for each scalar."""
     name = "test.sum"
-    fault = ""
     def build(self, embedding_dim):
         return SumModule(embedding_dim, self.fault)
     def pool_groups(self, groups):
@@ -152,9 +144,7 @@ class SumModule(nn.Module):
 
 
 class SumForTarget(TargetPooling):
-    """Sum, times the target."""
     name = "test.sum_for_target"
-    fault = ""
     target = "item"
     always_trained = False
     def build(self, embedding_dim):
@@ -171,9 +161,7 @@ Target_poolingContract = TargetPoolingContract
 
 
 class Numbers(Dataset):
-    """Numbers."""
     name = "test.numbers"
-    fault = ""
     def prepare(self): ...
     def identity(self):
         return {"schema": 1} if self.fault == "names_the_schema" else {}
@@ -277,9 +265,7 @@ class SplitPart(TableStrategy):
 
 
 class Split(Sharding):
-    """Split."""
     name = "test.split"
-    fault = ""
     def constraints(self, tables):
         names = [table.name for table in tables]
         if self.fault == ("constrains_others" if tables else "constrains_without_tables"):
@@ -309,18 +295,14 @@ class Split(Sharding):
 
 
 class Greedy(Cache):
-    """Greedy."""
     name = "test.greedy"
-    fault = ""
     def check(self, device): ...
     def constraints(self, tables):
         return {name: ParameterConstraints() for name in ("t_user", "t_other")}
 
 
 class Loose(Converter):
-    """Loose."""
     name = "test.loose"
-    fault = ""
     def convert(self, rows, schema):
         columns = {name: rows.data.column(name) for name in schema.sparse}
         values, lengths = [], []
@@ -350,6 +332,4 @@ class Loose(Converter):
         if self.fault == "hides_factors":
             return Batch(dense, labels, ikjts=InverseKeyedJaggedTensor.from_kjt(kjt, [columns]))
         return Batch(dense, labels, kjt)
-
-
 '''
