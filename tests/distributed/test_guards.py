@@ -31,9 +31,7 @@ STOCK, EXACT = True, False
 DIM = 4
 
 
-def sharded(
-    module: nn.Module, places: Any, stock: bool = EXACT, coalesced: Iterable[str] = ()
-) -> Any:
+def sharded(module: nn.Module, places: Any, stock: bool, coalesced: Iterable[str] = ()) -> Any:
     torch.manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter)
@@ -61,8 +59,7 @@ def plain(*names: str, **more: Any) -> KeyedJaggedTensor:
     )
 
 
-def weighted(weights: Tensor | None = None) -> KeyedJaggedTensor:
-    weights = torch.tensor([0.5, 2.0]) if weights is None else weights
+def weighted(weights: Tensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["a"], torch.tensor([0, 1]), weights, lengths=torch.tensor([2, 0]))
 
 
@@ -82,11 +79,8 @@ def moved_sequences(rank: int, world_size: int, stock: bool, batch: Any = plain)
 
 
 def sequences_under_sync_collectives(rank: int, world_size: int, stock: bool) -> float:
-    comm_ops.set_use_sync_collectives(True)
-    try:
+    with comm_ops.torchrec_use_sync_collectives():
         return moved_sequences(rank, world_size, stock)
-    finally:
-        comm_ops.set_use_sync_collectives(False)
 
 
 def mean_of_a_weighted_batch(
@@ -96,8 +90,8 @@ def mean_of_a_weighted_batch(
     if kind == "fused":
         configs = bags("a", means="a").embedding_bag_configs()
         module = FusedEmbeddingBagCollection(configs, torch.optim.SGD, {"lr": 1.0})
-    dmp = sharded(module, place, coalesced=coalesced)
-    features = weighted()
+    dmp = sharded(module, place, EXACT, coalesced)
+    features = weighted(torch.tensor([0.5, 2.0]))
     dmp(KeyedJaggedTensor(["a"], features.values(), lengths=features.lengths()))["a"].sum()
     dmp(features)
 
@@ -132,15 +126,12 @@ def untrained_table(rank: int, world_size: int, stock: bool) -> None:
 
 
 def features_in_another_order(rank: int, world_size: int, stock: bool, kind: Any) -> float:
-    dmp = sharded(kind("a", "b"), "table_wise", stock)
-    of_a, of_b = (
-        KeyedJaggedTensor([n], torch.tensor([i]), lengths=torch.ones(1).int())
-        for n, i in (("a", 1), ("b", 2))
-    )
-    orders = [of_a, of_b], [of_b, of_a]
-    found = [dmp(KeyedJaggedTensor.concat(each)).wait()["a"] for each in orders]
-    one, other = (each if isinstance(each, Tensor) else each.values() for each in found)
-    return float((one - other).abs().max())
+    dmp, found = sharded(kind("a", "b"), "table_wise", stock), []
+    for names, ids in (("ab", [1, 2]), ("ba", [2, 1])):
+        features = KeyedJaggedTensor([*names], torch.tensor(ids), lengths=torch.ones(2).int())
+        of_a = dmp(features).wait()["a"]
+        found.append(of_a if isinstance(of_a, Tensor) else of_a.values())
+    return float((found[0] - found[1]).abs().max())
 
 
 def missing_feature(rank: int, world_size: int, stock: bool, kind: Any) -> None:
@@ -152,17 +143,13 @@ def no_rows(
 ) -> tuple[list[int], list[int], float]:
     module = bags("a", "b", means="a") if kind is bags else kind("a", "b")
     places = {"t_a": "row_wise", "t_b": "table_wise"}
-    dmp = sharded(module, places, coalesced=places if coalesced else ())
+    dmp = sharded(module, places, EXACT, places if coalesced else ())
     names, none = ["a", "b"], torch.zeros(0, dtype=torch.long)
-    empty = KeyedJaggedTensor(
-        keys=names,
-        values=none,
-        lengths=none,
-        stride=None if deduplicated else 0,
-        stride_per_key_per_rank=[[0], [0]] if deduplicated else None,
-        inverse_indices=(names, none.view(2, 0)) if deduplicated else None,
-    )
-    some = vbe(*names) if deduplicated else plain(*names)
+    some, of_rows = plain(*names), {"stride": 0}
+    if deduplicated:
+        some, inverse = vbe(*names), (names, none.view(2, 0))
+        of_rows = {"stride_per_key_per_rank": [[0], [0]], "inverse_indices": inverse}
+    empty = KeyedJaggedTensor(names, none, lengths=none, **of_rows)
     learnt = moved(dmp, empty if rank else some)
     shapes = []
     for batch in (empty if rank else some, empty):
@@ -254,11 +241,9 @@ def test_unsharded_sequences_refuse_inverse_indices_under_guard() -> None:
 @pytest.mark.parametrize("coalesced", [(), ("t_b",)])
 def test_means_in_grids_are_refused(coalesced: tuple[str, ...]) -> None:
     grid = ParameterSharding("grid_shard", "fused", [0])
-    sharder = ExactEmbeddingBagCollectionSharder(coalesced=coalesced)
+    sharder, plan = ExactEmbeddingBagCollectionSharder(coalesced=coalesced), {"t_a": grid}
     with pytest.raises(ExactnessError, match=r"^tables 't_b' use mean pooling .* grid_shard"):
-        sharder.shard(
-            bags("a", "b", means="b"), {"t_a": grid, "t_b": grid}, ShardingEnv.from_local(1, 0)
-        )
+        sharder.shard(bags("a", "b", means="b"), plan | {"t_b": grid}, ShardingEnv(1, 0))
 
 
 def test_names_that_torchrec_takes_for_others() -> None:

@@ -1,6 +1,6 @@
 """Plugins with one fault each, as the text of a module."""
 
-SOURCE = '''
+SOURCE = """
 import pyarrow as pa
 import pytest
 import torch
@@ -332,4 +332,4 @@ class Loose(Converter):
         if self.fault == "hides_factors":
             return Batch(dense, labels, ikjts=InverseKeyedJaggedTensor.from_kjt(kjt, [columns]))
         return Batch(dense, labels, kjt)
-'''
+"""
