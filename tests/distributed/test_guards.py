@@ -145,7 +145,7 @@ def no_rows(
     places = {"t_a": "row_wise", "t_b": "table_wise"}
     dmp = sharded(module, places, EXACT, places if coalesced else ())
     names, none = ["a", "b"], torch.zeros(0, dtype=torch.long)
-    some, of_rows = plain(*names), {"stride": 0}
+    some, of_rows = plain(*names), dict[str, Any](stride=0)
     if deduplicated:
         some, inverse = vbe(*names), (names, none.view(2, 0))
         of_rows = {"stride_per_key_per_rank": [[0], [0]], "inverse_indices": inverse}

@@ -32,7 +32,7 @@ WAITING = {"what": "training", "collective": "all_to_all", "step": 11}
 READING = {"what": "reading data", "step": 11}
 
 
-def beat(store: dist.Store, rank: int, number: int, **fields: Any) -> None:
+def beat(store: dist.HashStore, rank: int, number: int, **fields: Any) -> None:
     beat: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "long": False}
     store.set(key(rank), json.dumps(asdict(Heartbeat(number=number, **{**beat, **fields}))))
 
