@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.watch import (
@@ -32,7 +32,7 @@ WAITING = {"what": "training", "collective": "all_to_all", "step": 11}
 READING = {"what": "reading data", "step": 11}
 
 
-def beat(store: dist.HashStore, rank: int, number: int, **fields: Any) -> None:
+def beat(store: HashStore, rank: int, number: int, **fields: Any) -> None:
     beat: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "long": False}
     store.set(key(rank), json.dumps(asdict(Heartbeat(number=number, **{**beat, **fields}))))
 
@@ -40,7 +40,7 @@ def beat(store: dist.HashStore, rank: int, number: int, **fields: Any) -> None:
 class Watched:
     def __init__(self, timeout: float | None = None, notice: float = 60.0) -> None:
         self.said: list[str] = []
-        self._store = dist.HashStore()
+        self._store = HashStore()
         limits = HangLimits(notice, timeout, lambda: "This is how to go on.")
         self.watch = HangWatch(self._store, 3, limits, self.said.append)  # type: ignore[arg-type]
         self._numbers = count()
@@ -137,7 +137,7 @@ LIMITS = HangLimits(0.2, 0.1, lambda: "This is how to go on.")
 
 class Lost:
     def __init__(self, alive: set[int]) -> None:
-        self.store = dist.HashStore()
+        self.store = HashStore()
         self._alive = alive
         self._numbers = count()
         self._beat(range(3))
