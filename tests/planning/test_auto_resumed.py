@@ -34,8 +34,17 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
 ) -> None:
     training = {"ranks": 2, "batch_size": 256, "checkpoint": {"path": str(tmp_path / "kept")}}
     started = make_registry(sharding=[ROW_WISE, *CHOSEN], training=training)
-    auto: list[dict[str, Any]] = [ROW_WISE, {"use": "auto"}]
-    unchanged = resume_choice(make_registry(sharding=auto, training=training))
+
+    def resume(*entries: Any, **sections: Any) -> RunConfig:
+        sharding = [*entries, {"use": "auto"}]
+        return resume_choice(make_registry(sharding=sharding, training=training, **sections))
+
+    def searches_again(*entries: Any, **sections: Any) -> None:
+        assert resume(*entries, **sections).sharding[-1].plugin.name == "auto"
+        told = "'auto' searches again, because tables or plugins differ from those in"
+        assert told in capsys.readouterr().err
+
+    unchanged = resume(ROW_WISE)
     assert [entry.plugin.name for entry in unchanged.sharding] == ["torchrec.row_wise", "auto"]
     assert capsys.readouterr().err == "", "nothing to go on from"
 
@@ -45,8 +54,7 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     whole, damaged = sorted((tmp_path / "kept").iterdir())
     (whole / "identity.json").write_text(identity_text(identity_of(started, tables)))
     (damaged / "identity.json").write_text("{")
-    resumed = resume_choice(make_registry(sharding=auto, training=training))
-    assert entries(resumed) == entries(started)
+    assert entries(resume(ROW_WISE)) == entries(started)
     assert capsys.readouterr().err == (
         f"'auto' reuses the sharding in {whole}: flexshard.joint, torchrec.planner\n"
     )
@@ -54,23 +62,12 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     text = (whole / "identity.json").read_text()
     missing = text.replace('"use": "torchrec.planner"', '"use": "acme.planner"')
     (whole / "identity.json").write_text(missing)
-    anew = resume_choice(make_registry(sharding=auto, training=training))
-    assert anew.sharding[-1].plugin.name == "auto"
-    told = "'auto' searches again, because tables or plugins differ from those in"
-    assert told in capsys.readouterr().err
+    searches_again(ROW_WISE)
     (whole / "identity.json").write_text(text)
     fewer = [name for name in SPARSE if name != "item_0"]
     dataset = {"use": "recd.session_parquet", "options": {"path": str(table), "sparse": fewer}}
     # What the checkpoint is not of is told with what it was, and not by a pattern of its entries.
-    anew = resume_choice(make_registry(sharding=auto, training=training, dataset=dataset))
-    assert anew.sharding[-1].plugin.name == "auto"
-    assert told in capsys.readouterr().err
-
-    for others in (
-        [{**ROW_WISE, "tables": ["t_usr_1"]}],
-        [ROW_WISE, {**ROW_WISE, "tables": ["t_usr_1"]}],
-    ):
-        sharding = [*others, {"use": "auto"}]
-        anew = resume_choice(make_registry(sharding=sharding, training=training))
-        assert anew.sharding[-1].plugin.name == "auto"
-        assert told in capsys.readouterr().err
+    searches_again(ROW_WISE, dataset=dataset)
+    other = {**ROW_WISE, "tables": ["t_usr_1"]}
+    searches_again(other)
+    searches_again(ROW_WISE, other)

@@ -51,24 +51,20 @@ BATCH_SIZE = 512
 class Model(nn.Module):
     """Pooled tables a (features f, g) and b, unpooled table s, without memory."""
 
-    def __init__(self, rows: int = 1000, dim: int = 16) -> None:
+    def __init__(self, rows: int = 1000) -> None:
         super().__init__()
         meta, config = torch.device("meta"), EmbeddingBagConfig
-        tables = configs(config, "a", rows, dim, name="a", feature_names=["f", "g"])
-        tables += configs(config, "h", rows, dim, name="b")
+        tables = configs(config, "a", rows, 16, name="a", feature_names=["f", "g"])
+        tables += configs(config, "h", rows, 16, name="b")
         self.bags = EmbeddingBagCollection(tables=tables, device=meta)
-        self.sequences = sequences("i", rows=rows, dim=dim, name="s", device=meta)
+        self.sequences = sequences("i", rows=rows, dim=16, name="s", device=meta)
 
 
 def registry(
     *sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd", wire: str = "fp32"
 ) -> RunConfig:
-    spec = RegistrySpec.model_validate(
-        {
-            "version": 1,
-            "training": {"batch_size": BATCH_SIZE, "optimizer": optimizer, "wire": wire},
-        }
-    )
+    training = {"batch_size": BATCH_SIZE, "optimizer": optimizer, "wire": wire}
+    spec = RegistrySpec.model_validate({"version": 1, "training": training})
 
     def entries(kind: str, pairs: Sequence[Any]) -> tuple[Entry[Any], ...]:
         return tuple(
@@ -147,11 +143,10 @@ def test_a_dedupe_factor_divides_the_estimates(table: str, kind: str) -> None:
     for part in ("fwd_compute", "fwd_comms", "bwd_compute"):
         assert getattr(plain.perf, part) > 0
         assert getattr(plain.perf, part) == pytest.approx(8 * getattr(unique.perf, part))
-    weights = 4 * plain.size[0] * plain.size[1]
     # Beyond the weights there are ids and embeddings, which shrink.
-    assert plain.storage.ddr - weights == pytest.approx(
-        8 * (unique.storage.ddr - weights), rel=0.02
-    )
+    weights = 4 * plain.size[0] * plain.size[1]
+    shrunk = 8 * (unique.storage.ddr - weights)
+    assert plain.storage.ddr - weights == pytest.approx(shrunk, rel=0.02)
 
 
 def test_features_of_one_table_have_factors_of_their_own() -> None:
@@ -208,24 +203,19 @@ def test_plugins_decide() -> None:
 
 
 def test_no_plan_fits() -> None:
-    reg = registry((make(TableWise), ["a"]))
-    with pytest.raises(
-        SetupError, match=r"no plan fits.* 'a' \(58\.2 TiB; allowed sharding types: table_wise\)"
-    ):
-        chosen(reg, Model(rows=10**12))
+    message = r"no plan fits.* 'a' \(58\.2 TiB; allowed sharding types: table_wise\)"
+    with pytest.raises(SetupError, match=message):
+        chosen(registry((make(TableWise), ["a"])), Model(rows=10**12))
 
 
 def test_no_option_is_left() -> None:
-    reg = registry(cache=[(make(Uvm), ["b"])])
-    with pytest.raises(
-        SetupError, match=r"table 'b' cannot be sharded .* kernels 'fused_uvm_caching' on cpu"
-    ):
-        chosen(reg, Model())
+    message = "table 'b' cannot be sharded .* kernels 'fused_uvm_caching' on cpu"
+    with pytest.raises(SetupError, match=message):
+        chosen(registry(cache=[(make(Uvm), ["b"])]), Model())
     reg = registry((make(RowWise), ["a"]))
+    planner = prepared(reg).planner(world_size=2, profile=profile())
     with pytest.raises(SetupError, match="table 'a' cannot be sharded 'row_wise' on cpu"):
-        prepared(reg).planner(world_size=2, profile=profile()).plan(
-            Model(), stock_sharders(reg.training)
-        )
+        planner.plan(Model(), stock_sharders(reg.training))
 
 
 class Constrains(Sharding):
@@ -264,10 +254,8 @@ def test_contradicting_plugins() -> None:
 
 def test_sharding_and_cache_are_merged() -> None:
     reg = registry((make(RowWise), ["b"]), cache=[(make(Uvm, load_factor=0.5), ["b"])])
-    found = table_constraints(
-        prepared(reg), tables_of(Model()), profile=profile(), device_type="cuda"
-    )
-    constraints = found["b"]
+    given: Any = {"profile": profile(), "device_type": "cuda"}
+    constraints = table_constraints(prepared(reg), tables_of(Model()), **given)["b"]
     assert constraints.sharding_types == ["row_wise"]
     assert constraints.compute_kernels == ["fused_uvm_caching"]
     assert constraints.cache_params.load_factor == 0.5
@@ -342,24 +330,17 @@ def test_columns_are_split_as_the_tables_own_optimizer_allows() -> None:
     of_one_name = nn.ModuleDict({"first": bringing(RowWiseAdagrad), "second": Model()})
     assert not (COLUMN_WISE | {"data_parallel"}) & kinds_of_a(registry(), of_one_name)
     of_params: Any = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]  # FBGEMM's SGD
-    assert (
-        kinds_of_a(of_adagrad, Model(), build_sharders(prepared(of_adagrad)) + of_params)
-        >= COLUMN_WISE
-    )
+    sharders = build_sharders(prepared(of_adagrad)) + of_params
+    assert kinds_of_a(of_adagrad, Model(), sharders) >= COLUMN_WISE
 
 
 def test_constraints_of_a_trainer_go_before_the_data() -> None:
     wishes = {"a": ParameterConstraints(batch_sizes=[7, 7], min_partition=4)}
-    constraints = table_constraints(
-        prepared(registry((make(RowWise), ["a"]))),
-        tables_of(Model()),
-        profile=profile(f=8.0),
-        device_type="cpu",
-        wishes=wishes,
-    )
-    assert constraints["a"].batch_sizes == [7, 7]
-    assert constraints["a"].min_partition == 4
-    assert constraints["a"].sharding_types == ["row_wise"]
+    given: Any = {"profile": profile(f=8.0), "device_type": "cpu", "wishes": wishes}
+    ready = prepared(registry((make(RowWise), ["a"])))
+    found = table_constraints(ready, tables_of(Model()), **given)["a"]
+    assert (found.batch_sizes, found.min_partition) == ([7, 7], 4)
+    assert found.sharding_types == ["row_wise"]
 
 
 class OwnProcessed(FeatureProcessedEmbeddingBagCollection):

@@ -1,28 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from tests.drop_in.matrix.modules import MODULES, bag_configs
+from tests.sharded import bags, sequences
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.config import Entry
-from recd_plugins.interfaces import (
-    Cache,
-    LookupKernels,
-    PlanContext,
-    Sharding,
-    Table,
-    TableStrategy,
-)
+from recd_plugins.interfaces import Cache, LookupKernels, Sharding, TableStrategy
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import embedding_modules
@@ -38,12 +30,11 @@ class OwnBags(EmbeddingBagCollection):
 
 
 def model(kind: str | nn.Module) -> nn.Module:
-    config = EmbeddingBagConfig(name="t_x", embedding_dim=4, num_embeddings=9, feature_names=["x"])
     if isinstance(kind, nn.Module):
         left = kind
     else:
         left = OwnBags(tables=bag_configs()) if kind == "own" else MODULES[kind].build()
-    return nn.ModuleDict({"bags": EmbeddingBagCollection(tables=[config]), "left": left})
+    return nn.ModuleDict({"bags": bags("x", rows=9), "left": left})
 
 
 def registry_with(folder: Path, sharding: str) -> RunConfig:
@@ -88,10 +79,7 @@ def test_features_of_modules_that_are_left_alone_are_read(
             "ManagedCollisionEmbeddingBagCollection",
             "module 'left' has the type ManagedCollisionEmbeddingBagCollection, which",
         ),
-        (
-            "own",
-            "module 'left' has the type OwnBags, a subclass of EmbeddingBagCollection, but",
-        ),
+        ("own", "module 'left' has the type OwnBags, a subclass of EmbeddingBagCollection, but"),
     ],
 )
 @pytest.mark.parametrize(
@@ -126,21 +114,10 @@ def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) ->
     assert planner._topology.ddr_mem_bw == 1e6  # bytes a millisecond
 
 
-class Inner(Sharding):
-    """A sharding that returns a module of the model in its place."""
-
-    name = "acme.inner"
-
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
-        return model.get_submodule("left")
-
-
-class OwnRows(Sharding):
-    name = "acme.mapping"
-    limit: ClassVar[Any] = None
-
-    def id_limit(self, table: Table) -> int | None:
-        return self.limit
+def entry(base: Any, field: str, **methods: Any) -> Entry[Any]:
+    """An entry for the table t_x, of a plugin with these methods."""
+    plugin = type("Own", (base,), {"name": "acme.own", **methods})
+    return Entry(plugin(plugin.Options()), ("t_x",), field, 5)
 
 
 @pytest.mark.parametrize(
@@ -150,80 +127,53 @@ class OwnRows(Sharding):
 def test_a_sharding_that_maps_ids_says_their_limit(
     tmp_path: Path, limit: int | None, checked: dict[str, int], rows: dict[str, int]
 ) -> None:
-    plugin = type("Own", (OwnRows,), {"limit": limit})
-    entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
-    registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
+    mapping = entry(Sharding, "sharding[0]", id_limit=lambda self, table: limit)
+    registry = replace(registry_with(tmp_path, ""), sharding=(mapping,))
     made = model("ManagedCollisionEmbeddingBagCollection")
     assert rows_looked_up(registry, list(embedding_modules(made))) == rows
     assert prepare(registry, made).num_embeddings == checked
 
 
-class Parted(Sharding):
-    """A sharding whose part has one more name."""
-
-    name = "acme.parted"
-    more: ClassVar[dict[str, Any]] = {}
-
-    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy:
-        return type("Part", (TableStrategy,), self.more)()
+def with_strategy(folder: Path, *cache: Entry[Any], **methods: Any) -> RunConfig:
+    strategy = type("Strategy", (TableStrategy,), methods)
+    sharding = entry(Sharding, "sharding[0]", strategy=lambda self, *_: strategy())
+    return replace(registry_with(folder, ""), sharding=(sharding,), cache=cache)
 
 
-def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
-    plugin = type("Parted", (Parted,), {"more": more})
-    entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
-    return replace(registry_with(folder, ""), sharding=(entry,))
-
-
-class Fast(Cache):
-    name = "acme.fast"
-    more: ClassVar[dict[str, Any]] = {}
-
-    def check(self, device: torch.device) -> None:
-        """Runs everywhere."""
-
-    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy:
-        return type("CacheStrategy", (TableStrategy,), self.more)()
-
-
-def kernels(made_by: str, *tables: str) -> dict[str, Any]:
-    names = {"made_by": made_by, "tables": tables, "compute_kernel": "fused"}
+def kernels(made_by: str) -> Any:
+    names = {"made_by": made_by, "tables": ("t_x",), "compute_kernel": "fused"}
     of_tables: Any = type("Kernels", (LookupKernels,), {**names, "bags": None, "sequences": None})
-    return {"kernels": classmethod(lambda cls, parts: of_tables())}
+    return classmethod(lambda cls, parts: of_tables())
 
 
 def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path) -> None:
-    cache = type("Fast", (Fast,), {"more": kernels("cache", "t_x")})
-    entry = Entry(cache(cache.Options()), ("t_x",), "cache[0]", 7)
-    registry = replace(with_part(tmp_path, kernels("sharding", "t_x")), cache=(entry,))
+    strategy = type("CacheStrategy", (TableStrategy,), {"kernels": kernels("cache")})
+    methods = {"check": lambda self, device: None, "strategy": lambda self, *_: strategy()}
+    cache = entry(Cache, "cache[0]", **methods)
+    registry = with_strategy(tmp_path, cache, kernels=kernels("sharding"))
     made: Any = lookup_kernels(prepare(registry, model("EmbeddingBagCollection")))
     assert [each.made_by for each in made] == ["cache", "sharding"]
 
 
+OF_GPUS = {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
+
+
 def test_entries_decide_for_the_device_that_tables_will_be_on(tmp_path: Path) -> None:
-    registry = with_part(tmp_path, {}).with_training(
-        {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
-    )
+    registry = with_strategy(tmp_path).with_training(OF_GPUS)
     with pytest.raises(SetupError, match="dgx-h100' has ranks on cuda, but this run trains on cp"):
         prepare(registry, model("EmbeddingBagCollection"))
     prepared = prepare(registry, model(nn.Identity()), device=torch.device("cuda"))
     assert prepared.context.device_type == "cuda"
 
 
-@pytest.mark.parametrize("kind", ["bags", "sequences"])
+@pytest.mark.parametrize("collection", [bags, sequences])
 def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
-    tmp_path: Path, kind: str
+    tmp_path: Path, collection: Any
 ) -> None:
-    config, collection = {
-        "bags": (EmbeddingBagConfig, EmbeddingBagCollection),
-        "sequences": (EmbeddingConfig, EmbeddingCollection),
-    }[kind]
-    tables: Any = [
-        config(name=name, embedding_dim=4, num_embeddings=9, feature_names=["x"])
-        for name in ("t_y", "t_z")
-    ]
-    entry = "sharding:\n  - {use: torchrec.planner, tables: [t_z], options: {coalesce: true}}"
+    section = "sharding:\n  - {use: torchrec.planner, tables: [t_z], options: {coalesce: true}}"
+    tables = collection("y", "z", rows=9, feature_names=["x"])
     with pytest.raises(RegistryError) as raised:
-        prepare(registry_with(tmp_path, entry), model(collection(tables=tables)))
+        prepare(registry_with(tmp_path, section), model(tables))
     (problem,) = raised.value.problems
     assert (problem.line, problem.field) == (5, "sharding[0]")
     assert problem.message.startswith("feature 'x' looks up the tables 't_y', 't_z', but only 't_z")
@@ -232,13 +182,11 @@ def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
 def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_gpus = {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
-    group = SimpleNamespace(
-        is_initialized=lambda: True, get_backend_config=lambda: "cpu:gloo,cuda:nccl"
-    )
+    backends = "cpu:gloo,cuda:nccl"
+    group = SimpleNamespace(is_initialized=lambda: True, get_backend_config=lambda: backends)
     monkeypatch.setattr("recd_plugins.planning.choosing.dist", group)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    registry = registry_with(tmp_path, "").with_training(of_gpus)
+    registry = registry_with(tmp_path, "").with_training(OF_GPUS)
     prepared = prepare(registry, model(nn.Identity()))
     assert prepared.context.device_type == "cuda"
     with pytest.raises(SetupError, match="this run trains on cpu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,7 @@ def travels(registry: RunConfig, num_batches: int) -> dict[str, float]:
     batch_size = registry.training.batch_size
     reader = registry.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
     found: dict[str, float] = {}
-    for number, batch in enumerate(RowPipeline(registry).read(reader)):
-        if number == num_batches:
-            break
+    for batch in islice(RowPipeline(registry).read(reader), num_batches):
         for kjt in (batch.sparse_features, batch.sequence_features):
             if kjt is not None:
                 for name, ids in zip(kjt.keys(), kjt.length_per_key(), strict=True):
@@ -85,12 +84,10 @@ def test_no_batch_shares_more_than_it_has() -> None:
     assert DataProfile({}).of("missing") == FeatureProfile(length=1.0)
 
 
-COALESCING = [{"use": "torchrec.planner", "tables": ["t_*"], "options": {"coalesce": True}}]
-
-
 @pytest.fixture
 def candidate(make_registry: Any) -> ShardableModel:
-    return with_plugins(make_registry(sharding=COALESCING))
+    coalescing = {"use": "torchrec.planner", "tables": ["t_*"], "options": {"coalesce": True}}
+    return with_plugins(make_registry(sharding=[coalescing]))
 
 
 def test_between_and_beyond_measured_sizes_they_grow_with_a_power() -> None:
@@ -128,18 +125,11 @@ def test_of_several_batches_they_are_the_mean(candidate: ShardableModel) -> None
 
 
 def test_of_a_first_batch_that_has_none_they_are_the_mean() -> None:
-    batches = [
-        Batch(
-            torch.zeros(4, 0),
-            torch.zeros(4),
-            KeyedJaggedTensor(
-                ["a"],
-                torch.tensor(ids, dtype=torch.int64),
-                lengths=torch.tensor([len(ids), 0, 0, 0]),
-            ),
-        )
-        for ids in ([], [3, 3, 5], [1])
-    ]
+    batches = []
+    for ids in ([], [3, 3, 5], [1]):
+        values, lengths = torch.tensor(ids, dtype=torch.int64), torch.tensor([len(ids), 0, 0, 0])
+        kjt = KeyedJaggedTensor(["a"], values, lengths=lengths)
+        batches.append(Batch(torch.zeros(4, 0), torch.zeros(4), kjt))
     read = measure_reads(batches, [Table("t_a", ("a",), 10, 8, pooled=True)])
     assert [read["t_a"].of(size) for size in (4, 8)] == [1, 2]
 
@@ -152,8 +142,5 @@ def test_the_planner_is_told_of_them(candidate: ShardableModel) -> None:
         found = constraints[table.name]
         assert "data_parallel" not in (found.sharding_types or ())
         assert found.batch_sizes is not None
-        sent = sum(
-            size * length
-            for size, length in zip(found.batch_sizes, found.pooling_factors, strict=True)
-        )
+        sent = np.dot(found.batch_sizes, found.pooling_factors)
         assert sent == pytest.approx(candidate.profile.ids(table, 256))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.planning.test_planner import Model, prepared, profile, registry
-from tests.sharded import bags
+from tests.sharded import configs
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
 from torchrec.distributed.planner.types import Proposer, ShardingOption, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import wrap
@@ -45,8 +46,7 @@ Rated = Generator[Sequence[Option], float | None, None]
 
 
 def numbered(num_tables: int, rows: int, dim: int) -> EmbeddingBagCollection:
-    module = bags(*map(str, range(num_tables)), rows=rows, dim=dim)
-    tables = module.embedding_bag_configs()
+    tables = configs(EmbeddingBagConfig, map(str, range(num_tables)), rows, dim)
     for index, table in enumerate(tables):
         table.num_embeddings += index
     return EmbeddingBagCollection(tables, device=torch.device("meta"))
@@ -63,9 +63,8 @@ def topology() -> Topology:
 
 
 @pytest.fixture
-def proposal(make_registry, topology: Topology) -> list[Option]:
-    module = numbered(len(KINDS), 10_001, 256)
-    training = make_registry().training
+def proposal(topology: Topology) -> list[Option]:
+    module, training = numbered(len(KINDS), 10_001, 256), registry().training
     enumerator = SortedEnumerator(topology, {}, training)
     options: dict[str, Option] = {}
     for option in enumerator.options_of(module, stock_sharders(training)):
@@ -194,27 +193,17 @@ def test_the_best_plan_is_tried_with_quicker_kernels(options: list[Option], fits
         assert kernels(proposer.send(4.0)) == QUICK
 
 
-def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
+def num_placed(num_tables: int) -> int:
     model = torch.nn.ModuleDict({"bags": numbered(num_tables, 100, 8)})
     ready = wrap(model)
-    place, placed = search.place, 0
-
-    def counted(proposal: Any, *others: Any) -> Any:
-        nonlocal placed
-        placed += len(proposal)
-        return place(proposal, *others)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(search, "place", counted)
+    with mock.patch.object(search, "place", side_effect=place) as tried:
         ready.planner(world_size=2).plan(model, ready.sharders())
-    return placed
+    return sum(len(call.args[0]) for call in tried.call_args_list)
 
 
-def test_plans_are_tried_for_twice_the_tables_in_about_twice_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("recd_plugins.planning.search._MANY_TABLES", 32)
-    assert num_placed(100, monkeypatch) < 3 * num_placed(50, monkeypatch)
+def test_plans_are_tried_for_twice_the_tables_in_about_twice_the_time() -> None:
+    with mock.patch.object(search, "_MANY_TABLES", 32):
+        assert num_placed(80) < 3 * num_placed(40)
 
 
 @given(

@@ -31,13 +31,8 @@ COMPUTE = Compute(
 )
 
 
-def report(
-    registry: RunConfig,
-    spec: TopologySpec,
-    batch_size: int | None = 256,
-    compute: Compute = COMPUTE,
-) -> PlanReport:
-    return study(registry, "some", spec, batch_size, lambda _: None, compute)
+def report(registry: RunConfig, spec: TopologySpec, batch_size: int | None = 256) -> PlanReport:
+    return study(registry, "some", spec, batch_size, lambda _: None, COMPUTE)
 
 
 def text(made: PlanReport) -> str:
@@ -73,8 +68,7 @@ def test_ids_of_all_modules_are_sent_at_once_with_overlap(make_registry) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes"),
-    [("dgx-h100", 1), (MACHINE, 2), ("zionex-a100-40g", 16)],
+    ("name", "nodes"), [("dgx-h100", 1), (MACHINE, 2), ("zionex-a100-40g", 16)]
 )
 def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> None:
     spec = load_topology(name, nodes=nodes, ranks=2)
@@ -88,23 +82,18 @@ def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> 
         assert variant.memory_by_rank.shape == (spec.world_size,)
         assert variant.memory_by_rank.max() <= spec.memory_bytes
         assert all((part >= 0).all() for part in variant.memory.values())
-        weights = sum(
-            4
-            * t.num_embeddings
-            * t.embedding_dim
-            * (len(t.ranks) if t.sharding_type == "data_parallel" else 1)
-            for t in variant.tables
-        )
+        weights = 0
+        for table in variant.tables:
+            copies = len(table.ranks) if table.sharding_type == "data_parallel" else 1
+            weights += 4 * table.num_embeddings * table.embedding_dim * copies
         assert variant.memory["embeddings"].sum() == pytest.approx(weights, rel=0.05)
     for stage in ("lookup", "gemm"):
         assert getattr(made.plugins.seconds, stage) < getattr(made.plain.seconds, stage), stage
     # Stock copies every table to every rank and sends gradients alone, to 128 ranks less than rows.
     if spec.world_size < 128:
         assert made.plugins.seconds.total < made.plain.seconds.total
-    before, after = (
-        variant.memory["inputs and outputs"].sum() for variant in (made.plain, made.plugins)
-    )
-    assert after < before
+    moved = [side.memory["inputs and outputs"].sum() for side in (made.plugins, made.plain)]
+    assert moved[0] < moved[1]
     assert f"{spec.world_size} ranks" in text(made)
 
 
@@ -137,11 +126,9 @@ def test_the_largest_batch(make_registry) -> None:
 
 
 def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -> None:
-    dataset = with_negatives(table, item="item_0", by="in_request", negatives=2)
-    training = {"batch_size": 96, "ranks": 2}
-    registry = make_registry(
-        dataset=dataset, pooling=[], sharding=[{"use": "auto"}], training=training
-    )
+    sections: dict[str, Any] = {"pooling": [], "sharding": [{"use": "auto"}]}
+    sections["dataset"] = with_negatives(table, item="item_0", by="in_request", negatives=2)
+    registry = make_registry(**sections, training={"batch_size": 96, "ranks": 2})
     spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 10_000_000})
     made = report(registry, spec, None)
     assert made.plain is not None
@@ -153,10 +140,8 @@ def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -
 def test_the_plain_plan_may_not_fit(make_registry) -> None:
     fits = report(make_registry(), load_topology("machine", ranks=2), 2048)
     assert fits.plain is not None
-    used = [
-        variant.memory_by_rank.max() - variant.memory["reserve"][0]
-        for variant in (fits.plugins, fits.plain)
-    ]
+    sides = (fits.plugins, fits.plain)
+    used = [side.memory_by_rank.max() - side.memory["reserve"][0] for side in sides]
     between = int((used[0] + 0.2 * (used[1] - used[0])) / 0.85)
     spec = fits.spec.model_copy(update={"ddr_bytes": between})
     made = report(make_registry(), spec, 2048)
@@ -179,18 +164,15 @@ def test_huge_tables_take_no_memory(make_registry) -> None:
     assert held >= 6 * 2**28 * 128 * 4
     assert "tables in the memory of the node" in text(made)
     registry = make_registry(model={"embedding_dim": 128, "num_embeddings": 2**31})
-    with pytest.raises(
-        NoPlanError,
-        match=r"no plan fits .* on 8 ranks with 80\.0 GiB each \(15% is reserved\)",
-    ):
+    message = r"no plan fits .* on 8 ranks with 80\.0 GiB each \(15% is reserved\)"
+    with pytest.raises(NoPlanError, match=message):
         report(registry, load_topology("dgx-h100"))
 
 
 def test_json_is_complete(make_registry) -> None:
     made = report(make_registry(), load_topology("zionex-a100-40g")).as_json()
-    assert made.keys() == {
-        *("topology", "costs", "wire", "data", "plugins", "plain", "plain_problem"),
-    }
+    keys = {"topology", "costs", "wire", "data", "plugins", "plain", "plain_problem"}
+    assert made.keys() == keys
     assert made["topology"]["world_size"] == 32
     assert made["data"]["source"] == "the first 4,096 rows"
     assert made["data"]["features"]["usr_0"]["dedupe_factor"] > 1
@@ -229,13 +211,8 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
     prepared = prepare(make_registry(pooling=[]), nn.ModuleDict(modules))
     candidate = ShardableModel(prepared, prepared.sharders(), prepared.context.data.profile())
     spec = load_topology(MACHINE, ranks=2)
-    made = report_side(
-        candidate,
-        candidate.plan(spec.to_torchrec(), 256),
-        spec,
-        batch_size=256,
-        compute=COMPUTE,
-        costs=spec.least_costs,
-    )
+    planned = candidate.plan(spec.to_torchrec(), 256)
+    given: Any = {"batch_size": 256, "compute": COMPUTE, "costs": spec.least_costs}
+    made = report_side(candidate, planned, spec, **given)
     assert [table.name for table in made.tables] == ["t_item_0", "t_usr_0"]
     assert made.seconds.lookup > 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.small_registry import hashed, papercal, write_registry
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.distributed.types import (
@@ -47,41 +47,34 @@ from recd_plugins.training.trainer import Job
 # Four steps are counted, and they read the whole table.
 BATCH_SIZE, RANKS, ROWS = 64, 2, 512
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/table
-    generate: {{rows: 512, row_group_rows: 64}}
-    sparse: ["seq_[01]_0", "seq_0_1", "item_*", usr_0, usr_1, usr_2, usr_10, usr_21]
-converter: {{use: {converter}}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 500}}}}
-pooling:
-  - {{use: recd.mean, features: ["seq_*"]}}
-sharding:
-  - {{use: torchrec.row_wise, tables: ["t_usr_1*", "t_seq_0*"], options: {{coalesce: {coalesce}}}}}
-  - use: torchrec.table_wise
-    tables: ["t_item*", "t_usr_[02-9]", "t_usr_2?", "t_seq_[12]*"]
-    options: {{coalesce: {coalesce}}}
-model: {{embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}}
-training: {{batch_size: 64, ranks: 2, epochs: 2, evaluate: false}}
-"""
-
+SPARSE = ["seq_[01]_0", "seq_0_1", "item_*", "usr_0", "usr_1", "usr_2", "usr_10", "usr_21"]
+TABLES = {
+    "row_wise": ["t_usr_1*", "t_seq_0*"],
+    "table_wise": ["t_item*", "t_usr_[02-9]", "t_usr_2?", "t_seq_[12]*"],
+}
 NOTHING = Compute(Operations(), Operations(), 0)
 
 
 @pytest.mark.parametrize(
     ("converter", "coalesce", "wire"),
-    [("recd.kjt", "true", "fp32"), ("recd.ikjt", "false", "bf16")],
+    [("recd.kjt", True, "fp32"), ("recd.ikjt", False, "bf16")],
 )
 def test_ids_and_bytes_are_those_of_a_run(
-    tmp_path: Path, converter: str, coalesce: str, wire: str
+    tmp_path: Path, converter: str, coalesce: bool, wire: str
 ) -> None:
-    path = tmp_path / "registry.yaml"
-    text = REGISTRY.format(folder=tmp_path, converter=converter, coalesce=coalesce)
-    path.write_text(text, encoding="utf-8")
+    path = write_registry(
+        tmp_path,
+        dataset=papercal(tmp_path, ROWS, 64, sparse=SPARSE),
+        converter={"use": converter},
+        preprocessing=hashed(500),
+        pooling=[{"use": "recd.mean", "features": ["seq_*"]}],
+        sharding=[
+            {"use": f"torchrec.{kind}", "tables": tables, "options": {"coalesce": coalesce}}
+            for kind, tables in TABLES.items()
+        ],
+        model={"embedding_dim": 8, "num_embeddings": 500, "bottom_mlp": [16], "top_mlp": [16]},
+        training={"batch_size": BATCH_SIZE, "ranks": RANKS, "epochs": 2, "evaluate": False},
+    )
     with session(Job(path, overrides={"wire": wire})) as trainer:
         seen = trainer.train("plugins")
     registry = load_registry(path).with_training({"wire": wire})
@@ -125,10 +118,8 @@ def works(
     pooled: bool = True,
     local_world_size: int = 4,
     unique: float = 0.0,
-    compute: Compute = NOTHING,
     joined: bool = False,
     gloo: bool = False,
-    parts: Sequence[TableStrategy] = (),
 ) -> list[StepCost]:
     """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
     feature = FeatureProfile(3.0, unique > 0, unique, unique, unique)
@@ -136,13 +127,12 @@ def works(
         [Table("t", ("f",), 100, 8, pooled)],
         sharding,
         DataProfile({"f": feature}),
-        compute,
+        NOTHING,
         batch_size=10,
         world_size=4,
         local_world_size=local_world_size,
         joined=joined,
         gloo=gloo,
-        parts=parts,
     )
 
 
@@ -234,19 +224,14 @@ def test_gloo_reduces_what_others_reduce_and_scatter() -> None:
 
 
 def test_rows_learn_once_however_often_ids_are_of_them() -> None:
-    one = {
-        "tables": [Table("t", ("f",), 100, 8, pooled=True)],
-        "compute": NOTHING,
-        "batch_size": 10,
-        "world_size": 4,
-    }
-    feature = {"f": FeatureProfile(3.0)}
+    tables, feature = [Table("t", ("f",), 100, 8, pooled=True)], {"f": FeatureProfile(3.0)}
     read = DataProfile(feature, read={"t": DistinctIds((10, 40), (20.0, 50.0))})
     for profile, rows in ((DataProfile(feature), 120), (read, 50), (read.plain(), 50)):
-        whole = estimate_step_cost(plan=TABLE_WISE, profile=profile, **one)  # type: ignore[arg-type]
-        assert [work.rows_updated for work in whole] == [rows, 0, 0, 0]
-        for work in estimate_step_cost(plan=ROW_WISE, profile=profile, **one):  # type: ignore[arg-type]
-            assert work.rows_updated == rows / 4
+        for sharding, expected in ((TABLE_WISE, [rows, 0, 0, 0]), (ROW_WISE, [rows / 4] * 4)):
+            found = estimate_step_cost(
+                tables, sharding, profile, NOTHING, batch_size=10, world_size=4
+            )
+            assert [work.rows_updated for work in found] == expected
 
 
 def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:
@@ -300,15 +285,10 @@ class Hot(TableStrategy):
 
 
 def test_ids_that_parts_keep_are_not_sent() -> None:
+    tables, sharding = [Table("t", ("f",), 100, 8, pooled=False)], TABLE_WISE.plan[""]
+    profile, sizes = DataProfile({"f": FeatureProfile(3.0)}), {"batch_size": 10, "world_size": 4}
     whole, quarter = (
-        bytes_of_tables(
-            [Table("t", ("f",), 100, 8, pooled=False)],
-            TABLE_WISE.plan[""],  # type: ignore[arg-type]
-            DataProfile({"f": FeatureProfile(3.0)}),
-            batch_size=10,
-            world_size=4,
-            parts=parts,
-        )["t"]
+        bytes_of_tables(tables, sharding, profile, **sizes, parts=parts)["t"]  # type: ignore[arg-type]
         for parts in ((), (Hot(),))
     )
     lengths = 3 * 10 * 4
