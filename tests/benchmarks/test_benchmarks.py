@@ -52,15 +52,10 @@ def tiny(name: str) -> dict[str, Any]:
 
 def commands(section: str) -> list[list[str]]:
     """Return the commands of a section, on lines of their own and in its text."""
-    fenced = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S))
-    lines = fenced.splitlines()
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S)).splitlines()
     lines += re.findall(r"`((?:recd|python -m) [^`]+)`", section)
     parts = [shlex.split(part) for line in lines for part in line.split("&&")]
     return [words for words in parts if words]
-
-
-def title(section: str) -> str:
-    return section.partition("\n")[0]
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
@@ -70,12 +65,13 @@ def test_it_measures(name: str) -> None:
     for figure in found["figures"]:
         assert math.isfinite(figure["value"]), figure
         assert figure["min"] <= figure["value"] <= figure["max"]
-    losses = [each for each in found["figures"] if each["figure"].endswith("loss_max_abs_diff")]
-    for figure in losses:
-        assert figure["value"] <= figure["goal"], figure
+        if figure["figure"].endswith("loss_max_abs_diff"):
+            assert figure["value"] <= figure["goal"], figure
 
 
-@pytest.mark.parametrize("section", [each for each in SECTIONS if "\n| " in each], ids=title)
+@pytest.mark.parametrize(
+    "section", [each for each in SECTIONS if "\n| " in each], ids=lambda each: each.split("\n")[0]
+)
 def test_the_commands_of_the_page_exist(section: str) -> None:
     assert any(words[0] in ("recd", "python", "cd") for words in commands(section)), section[:60]
     for words in commands(section):

@@ -46,6 +46,7 @@ def test_this_machine_is_well() -> None:
 
 
 TORCH_213 = "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"
+ANY_SET = "install one of these sets of versions: torch 2.11, fbgemm 1.6"
 
 
 @pytest.mark.parametrize(
@@ -56,12 +57,7 @@ TORCH_213 = "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"
         ("2.14.0", "1.9.2", "1.9.2", ""),
         ("2.13.0", "1.7.0", "1.8.0", TORCH_213),
         ("2.13.0", "1.8.0", "1.6.0", TORCH_213),
-        (
-            "2.9.0",
-            "1.8.0",
-            "1.8.0",
-            "install one of these sets of versions: torch 2.11, fbgemm 1.6",
-        ),
+        ("2.9.0", "1.8.0", "1.8.0", ANY_SET),
     ],
 )
 def test_sets_of_packages(
@@ -145,12 +141,12 @@ def test_tables_features_and_what_is_left_alone(folder: Path) -> None:
     options = "--ranks", "4", "--registry", "mine.yaml"
     done = look("my_trainer:build", *options)
     assert done.exit_code == 0, done.output
-    assert "Adagrad, in backward" in done.output
-    assert (
-        "nobody: module 'mine' has the type Mine, a subclass of EmbeddingBagCollection"
-        in done.output
-    )
-    assert "not deduplicated: history, because EmbeddingCollection does not pool" in done.output
+    for words in (
+        "Adagrad, in backward",
+        "nobody: module 'mine' has the type Mine, a subclass of EmbeddingBagCollection",
+        "not deduplicated: history, because EmbeddingCollection does not pool",
+    ):
+        assert words in done.output
     lines = json.loads(look("my_trainer:build", "--json", *options).stdout)["tables"]
     default = "exact_sgd, lr 0.01 (FBGEMM's default)"
     found = {line["sharded_by"]: line["optimizer"] for line in lines if line["name"] == "t_clicks"}

@@ -41,9 +41,8 @@ def truncated(path: Path) -> None:
 
 
 def double(path: Path) -> None:
-    columns = table().columns
-    names = table().column_names
-    pq.write_table(pa.table([*columns, columns[0]], names=[*names, names[0]]), path)
+    data = table()
+    pq.write_table(data.append_column("session_id", data["session_id"]), path)
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
@@ -58,10 +57,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,
 }
 #: What the commands take all the same.
-TAKEN = {
-    ("--plugins-dir IN plugins", "a folder"),
-    ("logs read log OUT --offsets IN", "missing"),
-}
+TAKEN = {("--plugins-dir IN plugins", "a folder"), ("logs read log OUT --offsets IN", "missing")}
 
 
 @pytest.fixture(scope="module")

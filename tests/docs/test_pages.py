@@ -20,6 +20,7 @@ import os
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,21 +146,19 @@ def _check(words: list[str]) -> None:
         assert not option.startswith("--") or option in known, f"{option} of recd {words[0]}"
 
 
+@cache
 def _options(command: click.Command) -> set[str]:
     """Return the options of a command and of its subcommands."""
     context = click.Context(command)
     names = {name for each in command.get_params(context) for name in each.opts}
-    if isinstance(command, click.Group) and command is not main:
-        for name in command.list_commands(context):
-            if (found := command.get_command(context, name)) is not None:
-                names |= _options(found)
+    inner = isinstance(command, click.Group) and command is not main
+    for name in command.list_commands(context) if inner else ():
+        names |= _options(command.get_command(context, name))
     return names
 
 
 @pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if "<!-- end -->" in page.read_text("utf-8")],
-    ids=_NAMES.get,
+    "page", [page for page in PAGES if "<!-- end -->" in page.read_text("utf-8")], ids=_NAMES.get
 )
 def test_generated_parts_are_up_to_date(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

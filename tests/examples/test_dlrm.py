@@ -46,11 +46,8 @@ def compared(folder: Path, command: list[str], steps: int = 8, samples: int = 51
 
 
 def test_random_rows_are_trained_on_and_compared(tmp_path: Path) -> None:
-    copy(
-        "random",
-        tmp_path,
-        {"    rows: 16384": "    rows: 4096", "test_rows: 4096": "test_rows: 512"},
-    )
+    smaller = {"    rows: 16384": "    rows: 4096", "test_rows: 4096": "test_rows: 512"}
+    copy("random", tmp_path, smaller)
     plain, compare, *_ = commands("random")
     assert plain == ["recd", "run", "registry.yaml"]
     compared(tmp_path, compare)

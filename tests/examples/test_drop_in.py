@@ -55,11 +55,8 @@ def test_at_most_ten_lines_differ() -> None:
 def with_three_lines() -> str:
     text = (EXAMPLE / "README.md").read_text()
     changed = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)[0].splitlines()
-    script = (
-        (EXAMPLE / STOCK)
-        .read_text()
-        .replace("import torch\n", "import recd_plugins\nimport torch\n", 1)
-    )
+    script = (EXAMPLE / STOCK).read_text()
+    script = script.replace("import torch\n", "import recd_plugins\nimport torch\n", 1)
     for old, new in zip(changed[::2], changed[1::2], strict=True):
         assert (old[0], new[0]) == ("-", "+")
         assert script.count(old[1:] + "\n") == 1

@@ -30,7 +30,6 @@ def write_ratings(path: Path, seconds: int = 10**6) -> None:
     """4,000 ratings by users and of films of MovieLens-100K's ids, the last of both among them.
 
     Within few seconds each user has one long session, within many they have short ones.
-
     Every other user likes nine films of ten, the others one.
     """
     head = re.search(r"printf '(.*?)'", README)
@@ -47,14 +46,7 @@ def write_ratings(path: Path, seconds: int = 10**6) -> None:
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
-    command = [
-        forked.RECD,
-        "run",
-        str(EXAMPLE / "registry.yaml"),
-        "--json",
-        "report.json",
-        *options,
-    ]
+    command = [forked.RECD, "run", EXAMPLE / "registry.yaml", "--json", "report.json", *options]
     forked.run(command, cwd=folder, check=True)
     return json.loads((folder / "report.json").read_text())
 

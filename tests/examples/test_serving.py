@@ -106,9 +106,8 @@ def test_each_program_can_be_served(
     monkeypatch.setattr(sys, "path", [*sys.path])
     scorer = imported("serve").Scorer(folder / "exported", program)
     scores = [json.loads(line)["score"] for line in (folder / "scores.jsonl").open()]
-    expected = pytest.approx(
-        scores[measure.CANDIDATES : 2 * measure.CANDIDATES], abs=0.01 if "int8" in program else 1e-6
-    )
+    within = 0.01 if "int8" in program else 1e-6
+    expected = pytest.approx(scores[measure.CANDIDATES : 2 * measure.CANDIDATES], abs=within)
     _, sent = measure.bodies(folder / "data" / "test", 2)
     assert scorer.score(sent) == expected
     if program.startswith("model"):  # the whole program also takes histories with each candidate
@@ -170,11 +169,7 @@ WRONG = {
     "cut": ('{"request": ', 400, "The body is not JSON"),
     "deep": ("[" * 100_000, 400, "The body is not JSON"),
     "list": ("[]", 400, "The body has the wrong form"),
-    "no candidates": (
-        f'{{"request": {USER}, "candidates": []}}',
-        400,
-        "list of candidates is empty",
-    ),
+    "none": (f'{{"request": {USER}, "candidates": []}}', 400, "list of candidates is empty"),
     "null": (f'{{"request": {USER}, "candidates": [null]}}', 400, "candidate 0 is not an object"),
     "request": (f'{{"request": [], "candidates": [{ITEM}]}}', 400, "not an object"),
     "missing": (
@@ -237,12 +232,8 @@ def test_a_wrong_folder_is_told(tmp_path: Path) -> None:
 
 
 def test_other_paths_are_answered_in_json(connection: http.client.HTTPConnection) -> None:
-    for method, path, status in (
-        ("GET", "/score", 405),
-        ("GET", "/x", 404),
-        ("GET", "/health", 200),
-    ):
-        connection.request(method, path)
+    for path, status in (("/score", 405), ("/x", 404), ("/health", 200)):
+        connection.request("GET", path)
         response = connection.getresponse()
         assert response.status == status
         assert set(json.loads(response.read())) == {"status" if status == 200 else "error"}

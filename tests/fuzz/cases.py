@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from tests.covering import by_night
 
 from recd_plugins.cli import main
 
@@ -25,7 +26,6 @@ T = TypeVar("T")
 
 #: More cases, of draws that differ from night to night.
 _ALONE = os.environ.get("RECD_FUZZ") == "nightly"
-NIGHTLY = _ALONE or settings.get_current_profile_name() == "nightly"
 #: Draws of a test, of which the first is the simplest one.
 CASES = int(os.environ.get("RECD_FUZZ_CASES", "8" if _ALONE else "2"))
 #: One rank, in this process: `recd run` takes it for a rank that torchrun started.
@@ -130,7 +130,7 @@ def fuzz(kind: Callable[[Case], None]) -> Callable[..., None]:
         phases=(Phase.explicit, Phase.reuse, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )(given(data=st.data())(test))
-    return drawn if NIGHTLY else seed(0)(drawn)
+    return drawn if _ALONE or by_night() else seed(0)(drawn)
 
 
 def wrong(message: str) -> NoReturn:
@@ -158,13 +158,11 @@ class Done:
         return f"recd {' '.join(self.arguments)}"
 
 
-def recd(
-    *arguments: object, leaves: Iterable[str] = (), environ: dict[str, str] | None = None
-) -> Done:
+def recd(*arguments: object, leaves: Iterable[str] = ()) -> Done:
     """Run a command here; fail on a traceback, no message, or files changed but ``leaves``."""
     before = _tree(leaves)
     given = tuple(map(str, arguments))
-    result = CliRunner(env={**ONE_RANK, **(environ or {})}).invoke(main, given)
+    result = CliRunner(env=ONE_RANK).invoke(main, given)
     error = result.exception
     notes = getattr(error, "__notes__", [])  # of plugins, whose errors the program shows
     output = "\n".join([result.output, *notes])

@@ -20,8 +20,8 @@ def criteo_lines() -> list[list[str]]:
     ]
 
 
-def tsv(lines: Lines, end: str = "\n") -> bytes:
-    return "".join("\t".join(line) + end for line in lines).encode()
+def tsv(lines: Lines) -> bytes:
+    return "".join("\t".join(line) + "\n" for line in lines).encode()
 
 
 def criteo(files: dict[str, bytes], meant: Lines | None) -> None:

@@ -36,16 +36,12 @@ def shown(path: str) -> Any:
     return json.loads(Path("shown.json").read_text("utf-8"))["tables"] if done.ok else done
 
 
-def write_profile() -> str:
-    tables.write_two()
-    tables.write_registry(buckets=None)
-    assert recd("profile", "registry", "registry.yaml", "--all-rows", "-o", "p.parquet").ok
-    return "p.parquet"
-
-
 @fuzz
 def test_access_profiles_damaged(case: Case) -> None:
-    path = write_profile()
+    tables.write_two()
+    tables.write_registry(buckets=None)
+    path = "p.parquet"
+    assert recd("profile", "registry", "registry.yaml", "--all-rows", "-o", path).ok
     good = shown(path)
     case.damage(path)
     found = shown(path)
@@ -96,12 +92,9 @@ def test_a_conversion_of_criteo_that_broke_off(case: Case) -> None:
         wrong(f"{len(found)} rows, or other values")
 
 
-SHARDS = 3
-
-
 def write_log(folder: str = "log", *, seed: int = 0) -> list[Path]:
     tables.write(f"{folder}.parquet", tables.table(tables.rows(120, seed)))
-    done = recd("logs", "write", f"{folder}.parquet", folder, "--shards", SHARDS)
+    done = recd("logs", "write", f"{folder}.parquet", folder, "--shards", 3)
     assert done.ok, done.output
     return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 

@@ -1,9 +1,14 @@
 """Plugins of every kind that need nothing but pyarrow, and a way to write registry files."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.plugin_files import write_plugins
+
+from recd_plugins import RunConfig, load_registry
+from recd_plugins.runtime.errors import RegistryError
 
 PLUGINS = '''
 from pydantic import BaseModel
@@ -72,3 +77,31 @@ class Hot(Cache):
 def plugins_dir(tmp_path_factory) -> Path:
     classes = ("Data", "Outer", "Plain", "Keep", "Max", "Stock", "Hot")
     return write_plugins(tmp_path_factory.mktemp("acme"), PLUGINS, *classes)
+
+
+Load = Callable[..., RunConfig]
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture
+def load(tmp_path: Path, plugins_dir: Path) -> Load:
+    """Write and load a registry file."""
+
+    def load(text: str | bytes) -> RunConfig:
+        path = tmp_path / "r.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return load_registry(path, plugins_dir=plugins_dir)
+
+    return load
+
+
+@pytest.fixture
+def problems(load: Load, tmp_path: Path) -> Problems:
+    """Load a registry file that is wrong, and return what is said about it."""
+
+    def problems(text: str | bytes) -> list[str]:
+        with pytest.raises(RegistryError) as caught:
+            load(text)
+        return [str(each).removeprefix(f"{tmp_path}{os.sep}") for each in caught.value.problems]
+
+    return problems

@@ -52,11 +52,10 @@ LOG = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n" + "".join(
 )
 
 
-@pytest.fixture
-def folder(cwd: Path) -> Path:
+@pytest.fixture(autouse=True)
+def _files(cwd: Path) -> None:
     write_plugins(cwd, PLUGINS, "Far")
     (cwd / "log.inter").write_text(LOG)
-    return cwd
 
 
 def write(options: str = "{}", **changes: str) -> Path:
@@ -75,7 +74,6 @@ def registry(options: str = "{}") -> RunConfig:
 RUN = ["--plugins-dir", "plugins", "run", "registry.yaml"]
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -84,9 +82,8 @@ RUN = ["--plugins-dir", "plugins", "run", "registry.yaml"]
         ({"{}": "{reader: 2}"}, "registry.yaml:6 ingestion.options.reader: unknown option of "
          "'acme.far'. Did you mean 'readers'?"),
         ({"batch_size: 4": "workers: 2"}, "registry.yaml:7 training.workers: 2 workers and "
-         "ingestion plugin 'acme.far' would both read the data. "
-         "Set training.workers: 0, or remove the "
-         "ingestion: section"),
+         "ingestion plugin 'acme.far' would both read the data. Set training.workers: 0, or "
+         "remove the ingestion: section"),
     ],
 )  # fmt: skip
 def test_mistakes_have_lines(changes, expected):
@@ -95,7 +92,6 @@ def test_mistakes_have_lines(changes, expected):
     assert str(caught.value) == expected
 
 
-@pytest.mark.usefixtures("folder")
 def test_workers_may_not_be_added_later():
     made = registry()
     assert made.with_training({"workers": 0}).ingestion is made.ingestion
@@ -104,7 +100,6 @@ def test_workers_may_not_be_added_later():
     assert "ingestion plugin 'acme.far'" in refusal(*RUN, "--workers", "2")
 
 
-@pytest.mark.usefixtures("folder")
 def test_what_it_refuses_has_the_line_of_its_entry():
     with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: .* no engine to check"):
         check_ingestion(registry("{refuses: check}"))
@@ -114,7 +109,6 @@ def test_what_it_refuses_has_the_line_of_its_entry():
     assert "yaml:4 ingestion: 'acme.far' has no engine to check. Start" in refusal(*RUN)
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_loader_closes_it_and_reports_its_figures():
     with build_dataloader(registry("{readers: 3}"), 0, 1) as loader:
         assert dict(loader.report()) == {"readers": 3, "closed": 0}
@@ -122,7 +116,6 @@ def test_the_loader_closes_it_and_reports_its_figures():
     assert dict(loader.report()) == {"readers": 3, "closed": 1}
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_run_reads_by_it_and_shows_its_figures():
     path = write("{readers: 3}", **{"batch_size: 4": "batch_size: 4, steps: 3"})
     path.write_text(path.read_text() + "model: {embedding_dim: 4, num_embeddings: 100}\n")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.installed import Site, on_path
 
-import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.config.run_config import plugin_versions
 from recd_plugins.runtime.errors import RegistryError
@@ -31,18 +30,8 @@ training: {batch_size: 64, learning_rate: 1e-3, checkpoint: {path: there, every:
 """
 
 
-@pytest.fixture
-def load(tmp_path, plugins_dir):
-    def load(text: str = REGISTRY) -> recd_plugins.RunConfig:
-        path = tmp_path / "registry.yaml"
-        path.write_text(text)
-        return recd_plugins.load_registry(path, plugins_dir=plugins_dir)
-
-    return load
-
-
 def test_makes_the_plugins_with_their_options(load):
-    registry = load()
+    registry = load(REGISTRY)
     assert registry.dataset.name == "acme.data"
     assert registry.dataset.options.path == "clicks"
     assert registry.dataset.options.rows == 10
@@ -57,7 +46,7 @@ def test_makes_the_plugins_with_their_options(load):
 
 
 def test_a_feature_has_entries_in_order_and_a_table_one_or_none(load):
-    registry = load()
+    registry = load(REGISTRY)
     first, second = registry.preprocessing
     claims = registry.claim("preprocessing", ["user", "item", "history"])
     assert claims == {"user": (first,), "item": (first, second), "history": (first, second)}
@@ -72,14 +61,11 @@ def test_two_claims_and_dead_patterns_are_told_together(load):
     with pytest.raises(RegistryError) as caught:
         registry.claim("sharding", ["t_user", "t_history"])
     dead, unlike, twice = [str(problem) for problem in caught.value.problems]
-    assert dead.endswith(
-        "registry.yaml:12 sharding[0].tables: 't_usr' matches no table. Did you mean 't_user'?"
-    )
-    assert (
-        "'nothing_like_it' matches no table. Use one of these tables: 't_user', 't_history"
-        in unlike
-    )
-    assert "registry.yaml:13 sharding[1]: several entries match the tables 't_history'" in twice
+    told = "r.yaml:12 sharding[0].tables: 't_usr' matches no table. Did you mean 't_user'?"
+    assert dead.endswith(told)
+    told = "'nothing_like_it' matches no table. Use one of these tables: 't_user', 't_history"
+    assert told in unlike
+    assert "r.yaml:13 sharding[1]: several entries match the tables 't_history'" in twice
     assert "sharding[0] (line 12) and sharding[1] (line 13)" in twice
 
 

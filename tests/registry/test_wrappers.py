@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests import commands
+from tests.registry.conftest import Load, Problems
 
-from recd_plugins import RunConfig, load_registry
 from recd_plugins.api import prepared_data
 from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.runtime.errors import RegistryError, SetupError
+from recd_plugins.runtime.errors import SetupError
 
 FILE = """\
 version: 1
@@ -27,22 +27,8 @@ FIRST = "    - {use: acme.outer, options: {word: a}}\n"
 SECOND = "    - {use: acme.outer, options: {word: b, times: 2}}\n"
 
 
-def load(folder: Path, plugins_dir: Path, wrap: str) -> RunConfig:
-    path = folder / "r.yaml"
-    path.write_text(FILE.format(wrap=wrap))
-    return load_registry(path, plugins_dir=plugins_dir)
-
-
-def problems(folder: Path, plugins_dir: Path, text: str) -> list[str]:
-    path = folder / "r.yaml"
-    path.write_text(text)
-    with pytest.raises(RegistryError) as caught:
-        load_registry(path, plugins_dir=plugins_dir)
-    return [str(problem).replace(f"{path}", "r.yaml") for problem in caught.value.problems]
-
-
-def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -> None:
-    registry = load(tmp_path, plugins_dir, FIRST + SECOND)
+def test_each_stands_around_those_before_it(load: Load) -> None:
+    registry = load(FILE.format(wrap=FIRST + SECOND))
     assert [entry.field for entry in registry.wrappers] == ["dataset.wrap[0]", "dataset.wrap[1]"]
     assert [entry.line for entry in registry.wrappers] == [5, 6]
     wrapped = prepared_data.wrapped_dataset(registry)
@@ -54,10 +40,10 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
     assert str(plain) == "reader", "the dataset itself is as it was"
 
 
-def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins_dir: Path) -> None:
-    off = FIRST.replace("}}", "}, enabled: false}")
-    assert prepared_data.wrapped_dataset(load(tmp_path, plugins_dir, off)).name == "acme.data"
-    found = problems(tmp_path, plugins_dir, FILE.format(wrap=off.replace("word", "wrod")))
+def test_one_that_is_not_enabled_is_left_out_and_checked(load: Load, problems: Problems) -> None:
+    off = FILE.format(wrap=FIRST.replace("}}", "}, enabled: false}"))
+    assert prepared_data.wrapped_dataset(load(off)).name == "acme.data"
+    found = problems(off.replace("word", "wrod"))
     assert any(each.startswith("r.yaml:5 dataset.wrap[0].options.wrod: ") for each in found)
 
 
@@ -81,24 +67,21 @@ def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(
-    tmp_path: Path, plugins_dir: Path, wrap: str, expected: str
-) -> None:
-    assert expected in problems(tmp_path, plugins_dir, FILE.format(wrap=wrap))
+def test_what_is_wrong_is_said_with_its_line(problems: Problems, wrap: str, expected: str) -> None:
+    assert expected in problems(FILE.format(wrap=wrap))
 
 
-def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path) -> None:
-    wrapped = prepared_data.wrapped_dataset(load(tmp_path, plugins_dir, FIRST))
+def test_what_is_asked_before_there_is_a_model(load: Load) -> None:
+    wrapped = prepared_data.wrapped_dataset(load(FILE.format(wrap=FIRST)))
     assert isinstance(wrapped, DatasetWrapper)
     with pytest.raises(SetupError, match=r"prepare\(\) has not run"):
         _ = wrapped.lookups.parts
 
 
-def test_commands_show_wrappers(tmp_path: Path, plugins_dir: Path) -> None:
-    load(tmp_path, plugins_dir, FIRST)
-
+def test_commands_show_wrappers(load: Load, plugins_dir: Path) -> None:
+    path = load(FILE.format(wrap=FIRST)).path
     recd = partial(commands.recd, "--plugins-dir", plugins_dir)
-    assert "3 entries, ok" in recd("validate", tmp_path / "r.yaml")
+    assert "3 entries, ok" in recd("validate", path)
     assert "dataset, wrapper" in recd("plugins", "--kind", "dataset")
     kinds = {plugin["name"]: plugin["wrapper"] for plugin in json.loads(recd("plugins", "--json"))}
     assert (kinds["acme.outer"], kinds["acme.data"]) == (True, False)
