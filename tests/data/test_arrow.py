@@ -1,5 +1,4 @@
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -67,12 +66,9 @@ def test_lists_of_int64_are_not_copied():
 )
 def test_errors_of_columns_say_where(column, parts):
     name = "price" if "price" in parts else "clicks"
-    reads: dict[str, Any] = {
-        "price": lambda rows: dense_features(rows, ("price",)),
-        "clicks": lambda rows: sparse_column(rows, "clicks"),
-    }
+    rows = make_rows(**{name: column})
     with pytest.raises(DataError) as caught:
-        reads[name](make_rows(**{name: column}))
+        dense_features(rows, (name,)) if name == "price" else sparse_column(rows, name)
     for part in (FILE, repr(name), *parts):
         assert part in str(caught.value)
 

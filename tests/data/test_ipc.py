@@ -10,12 +10,11 @@ from recd_plugins.data import ipc
 from recd_plugins.data.ipc import decode, decode_file, encode, encode_to_file
 from recd_plugins.runtime.errors import SetupError
 
-DTYPES = (torch.int64, torch.int32, torch.float32, torch.float64, torch.bool, torch.int8)
-
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    dtype = draw(st.sampled_from(DTYPES))
+    dtypes = [torch.int64, torch.int32, torch.float32, torch.float64, torch.bool, torch.int8]
+    dtype = draw(st.sampled_from(dtypes))
     shape = draw(st.lists(st.integers(0, 5), max_size=3))
     made = torch.randint(0, 2, shape).to(dtype)
     return made.t() if made.dim() == 2 and draw(st.booleans()) else made
@@ -48,7 +47,6 @@ def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(ipc, "_versions", lambda: "recd-plugins 9.9, torch 2.13, torchrec 1.8")
     other = encode(torch.arange(3))
     monkeypatch.undo()
-    with pytest.raises(
-        SetupError, match=r"a reader process uses recd-plugins 9\.9.* Install the same"
-    ):
+    message = r"a reader process uses recd-plugins 9\.9.* Install the same"
+    with pytest.raises(SetupError, match=message):
         decode(other)

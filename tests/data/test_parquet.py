@@ -21,8 +21,6 @@ from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import Reader, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
 
-KEYS = SessionKeys("session_id", "ts")
-
 
 def read(opened: ParquetTable) -> Generator[Rows, None, None]:
     pieces = (Piece(unit, 0, unit.num_rows) for unit in opened.units)
@@ -38,8 +36,8 @@ def write(path: Path, *, seen: Literal["list", "list_dict"] = "list_dict") -> No
         "seen": pa.array([[each // 4, 9] for each in number], pa.list_(pa.int64())),
         "item": pa.array([[each] for each in number], pa.list_(pa.int64())),
     }
-    rows = pa.record_batch(columns)
-    with TableWriter(path, rows.schema, keys=KEYS, layout={"seen": seen, "item": "list"}) as out:
+    rows, keys = pa.record_batch(columns), SessionKeys("session_id", "ts")
+    with TableWriter(path, rows.schema, keys=keys, layout={"seen": seen, "item": "list"}) as out:
         out.write(rows)
 
 

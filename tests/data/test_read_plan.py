@@ -11,10 +11,7 @@ from recd_plugins.data.reader import History, Piece, ReadPlan, Unit, cut_into_bl
 
 
 def make_units(sizes: list[int]) -> tuple[Unit, ...]:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(
-        Unit(0, i, start, size) for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    )
+    return tuple(Unit(0, i, sum(sizes[:i]), size) for i, size in enumerate(sizes))
 
 
 def rows_of(

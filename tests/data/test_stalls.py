@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,19 +18,11 @@ from recd_plugins.training.measurement import Meter
 seconds = st.floats(0, 1e3)
 
 
-class FakeTime:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
-
-    def after(self, seconds: float, value):
-        self.now += seconds
-        return value
-
-
 @pytest.fixture
-def clock(monkeypatch) -> FakeTime:
-    return FakeTime(monkeypatch)
+def clock(monkeypatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
+    return clock
 
 
 @dataclass(frozen=True)
@@ -37,9 +30,10 @@ class Batch:
     making: MakingTimes
 
 
-def taking(clock: FakeTime, waits: list[float], making: MakingTimes) -> Iterator[Batch]:
+def taking(clock: SimpleNamespace, waits: list[float], making: MakingTimes) -> Iterator[Batch]:
     for wait in waits:
-        yield clock.after(wait, Batch(making))
+        clock.now += wait
+        yield Batch(making)
 
 
 @given(seconds, seconds, seconds, seconds, seconds, seconds)

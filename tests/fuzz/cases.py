@@ -7,6 +7,7 @@ nothing, and changes no file if it fails.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import traceback
@@ -115,12 +116,14 @@ def fuzz(kind: Callable[[Case], None]) -> Callable[..., None]:
 
     def test(data: st.DataObject) -> None:
         before = Path.cwd()
+        logging.disable(logging.WARNING)  # TorchRec logs whole models at each start of a run
         with tempfile.TemporaryDirectory(prefix="recd-fuzz-") as folder:
             os.chdir(folder)
             try:
                 kind(Case(data))
             finally:
                 os.chdir(before)
+                logging.disable(logging.NOTSET)
 
     test.__name__ = test.__qualname__ = kind.__name__
     test.__module__ = kind.__module__

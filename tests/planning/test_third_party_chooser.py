@@ -14,19 +14,12 @@ from recd_plugins.runtime.errors import NoPlanError
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Job
 
-#: A chooser of one sharding for all tables.
-ALIKE = '''
-"""acme.alike: one sharding for all tables."""
-
-from __future__ import annotations
-
+#: A chooser of one sharding for all tables, and what it may choose besides.
+PLUGINS = '''
 from dataclasses import dataclass
 
-from recd_plugins.api import choosing, hookimpl
-
-
 @dataclass(frozen=True)
-class Alike(choosing.Choice):
+class Alike(Choice):
     name = "alike"  # of the section in reports
 
     milliseconds: float
@@ -41,8 +34,7 @@ class Alike(choosing.Choice):
         uses = ", ".join(str(offer) for offer, _ in self.offered) or "the planner"
         return f"all tables: {uses}, {self.milliseconds:.1f} ms"
 
-
-class AllAlike(choosing.Chooser):
+class AllAlike(Chooser):
     """Of what is offered for all tables together, what takes the shortest predicted step."""
 
     name = "acme.alike"
@@ -56,13 +48,6 @@ class AllAlike(choosing.Chooser):
             raise trial.error
         return Alike(best, 1000 * trial.total)
 
-
-@hookimpl
-def register_shardings():
-    return [AllAlike]
-'''
-#: What it may choose, besides.
-OTHERS = """
 class Halves(Sharding):
     "Rows in halves."
     name = "acme.halves"
@@ -74,11 +59,11 @@ class Halves(Sharding):
     def constraints(self, tables):
         from torchrec.distributed.planner.types import ParameterConstraints
         return {t.name: ParameterConstraints(sharding_types=["row_wise"]) for t in tables}
-"""
+'''
 
 
 def written(folder: Path, **sharding: Any) -> Path:
-    (write_plugins(folder, OTHERS, "Halves") / "alike.py").write_text(ALIKE, encoding="utf-8")
+    write_plugins(folder, PLUGINS, "AllAlike", "Halves")
     training = {"ranks": 2, "evaluate": False}
     return write_registry(folder, dataset=random_rows(256), sharding=[sharding], training=training)
 

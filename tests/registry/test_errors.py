@@ -46,67 +46,53 @@ def test_a_missing_file(tmp_path):
         load_registry(tmp_path / "missing.yaml")
 
 
+SHAPES = {
+    "cach: []": "r.yaml:4 cach: unknown key. Did you mean 'cache'?",
+    "zebra: []": "r.yaml:4 zebra: unknown key. Use one of these: 'version', 'dataset",
+    "cache:": "r.yaml:4 cache: expected a list, but the value is empty. Remove the key",
+    "cache: [acme.hot]": "r.yaml:4 cache[0]: input should be a mapping",
+    "training:\n  optimizer: lamb": (
+        "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', got 'lamb'"
+    ),
+    "training:\n  optimizer: adam": (
+        "r.yaml:5 training.optimizer: 'adam' is not 'rowwise_adagrad' or 'sgd', which work on "
+        "all devices. For adam in embedding tables (needs CUDA), set optimizers: [{use: torch"
+    ),
+    "training:\n  checkpoint:\n    evry: 3": (
+        "r.yaml:6 training.checkpoint.evry: unknown key. Did you mean 'every'?"
+    ),
+    "training: {checkpoint: {every: 5}}": (
+        "r.yaml:4 training.checkpoint: checkpoint.every is set, but neither checkpoint.runs"
+    ),
+    "training: {ranks: true}": "training.ranks: input should be a valid integer",
+    "training:\n  ranks: 4\n  ranks_per_node: 3": (
+        "r.yaml:6 training.ranks_per_node: training.ranks is 4, which is not a multiple of 3"
+    ),
+    "model: {tables: {t_a: {rows: 5}}}": (
+        "model.tables.t_a.rows: unknown key. Use one of these: 'num_embeddings"
+    ),
+    "model:\n  embedding_dim: 6": (
+        "r.yaml:5 model.embedding_dim: input should be a multiple of 4, got 6"
+    ),
+    "pooling:\n  - use: acme.max\n    features: []": (
+        "r.yaml:6 pooling[0].features: list should have at least 1 item"
+    ),
+    "pooling: [{use: acme.max, features: user}]": (
+        "r.yaml:4 pooling[0].features: expected a list, got 'user'"
+    ),
+    "pooling:\n  - use: acme.max": "r.yaml:5 pooling[0].features: this required key is missing",
+    "pooling: [{use: acme.max, tables: [a], features: [a]}]": (
+        "pooling[0].tables: unknown key. Use one of these: 'use', 'options', 'features"
+    ),
+}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("version: 2\n" + HEAD[11:], "r.yaml:1 version: input should be 1, got 2"),
-        (HEAD + "cach: []\n", "r.yaml:4 cach: unknown key. Did you mean 'cache'?"),
-        (
-            HEAD + "zebra: []\n",
-            "r.yaml:4 zebra: unknown key. Use one of these: 'version', 'dataset",
-        ),
-        (
-            HEAD + "cache:\n",
-            "r.yaml:4 cache: expected a list, but the value is empty. Remove the key",
-        ),
-        (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a mapping"),
-        (
-            HEAD + "training:\n  optimizer: lamb\n",
-            "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', got 'lamb'",
-        ),
-        (
-            HEAD + "training:\n  optimizer: adam\n",
-            "r.yaml:5 training.optimizer: 'adam' is not 'rowwise_adagrad' or 'sgd', which work on "
-            "all devices. For adam in embedding tables (needs CUDA), set optimizers: [{use: torch",
-        ),
-        (
-            HEAD + "training:\n  checkpoint:\n    evry: 3\n",
-            "r.yaml:6 training.checkpoint.evry: unknown key. Did you mean 'every'?",
-        ),
-        (
-            HEAD + "training: {checkpoint: {every: 5}}\n",
-            "r.yaml:4 training.checkpoint: checkpoint.every is set, but neither checkpoint.runs",
-        ),
-        (HEAD + "training: {ranks: true}\n", "training.ranks: input should be a valid integer"),
-        (
-            HEAD + "training:\n  ranks: 4\n  ranks_per_node: 3\n",
-            "r.yaml:6 training.ranks_per_node: training.ranks is 4, which is not a multiple of 3",
-        ),
         ("dataset: 5\n", "r.yaml:1 dataset: input should be a mapping of keys to values, got 5"),
-        (
-            HEAD + "model: {tables: {t_a: {rows: 5}}}\n",
-            "model.tables.t_a.rows: unknown key. Use one of these: 'num_embeddings",
-        ),
-        (
-            HEAD + "model:\n  embedding_dim: 6\n",
-            "r.yaml:5 model.embedding_dim: input should be a multiple of 4, got 6",
-        ),
-        (
-            HEAD + "pooling:\n  - use: acme.max\n    features: []\n",
-            "r.yaml:6 pooling[0].features: list should have at least 1 item",
-        ),
-        (
-            HEAD + "pooling: [{use: acme.max, features: user}]\n",
-            "r.yaml:4 pooling[0].features: expected a list, got 'user'",
-        ),
-        (
-            HEAD + "pooling:\n  - use: acme.max\n",
-            "r.yaml:5 pooling[0].features: this required key is missing",
-        ),
-        (
-            HEAD + "pooling: [{use: acme.max, tables: [a], features: [a]}]\n",
-            "pooling[0].tables: unknown key. Use one of these: 'use', 'options', 'features",
-        ),
+        *((f"{HEAD}{text}\n", expected) for text, expected in SHAPES.items()),
     ],
 )
 def test_a_wrong_shape(problems, text, expected):
@@ -117,38 +103,35 @@ def test_a_wrong_shape(problems, text, expected):
     ("entry", "expected"),
     [
         (
-            "{use: acme.kep, features: [a]}",
+            "acme.kep",
             "r.yaml:5 preprocessing[0].use: no preprocessing plugin is named 'acme.kep'. "
             "Did you mean 'acme.keep'?",
         ),
+        ("acme.hot", "5 preprocessing[0].use: 'acme.hot' is a cache plugin. Move this entry to"),
+        ("acme.xyzzy", "named 'acme.xyzzy'. Use one of these: 'acme.keep"),
+        ("other.thing", "install the package of 'other.thing"),
+        ("5", "preprocessing[0].use: input should be a valid string, got 5"),
         (
-            "{use: acme.hot, features: [a]}",
-            "r.yaml:5 preprocessing[0].use: 'acme.hot' is a cache plugin. Move this entry to",
-        ),
-        ("{use: acme.xyzzy, features: [a]}", "named 'acme.xyzzy'. Use one of these: 'acme.keep"),
-        ("{use: other.thing, features: [a]}", "install the package of 'other.thing"),
-        ("{use: 5, features: [a]}", "preprocessing[0].use: input should be a valid string, got 5"),
-        (
-            "{use: acme.keep, features: [a], options: {bukets: 5}}",
+            "acme.keep, options: {bukets: 5}",
             "options.bukets: unknown option of 'acme.keep'. Did you mean 'buckets'?",
         ),
         (
-            "{use: acme.keep, features: [a], options: {buckets: 0}}",
+            "acme.keep, options: {buckets: 0}",
             "preprocessing[0].options.buckets: input should be greater than 0, got 0",
         ),
         (
-            "{use: acme.keep, features: [a], options: {limits: [{lowr: 0}]}}",
+            "acme.keep, options: {limits: [{lowr: 0}]}",
             "preprocessing[0].options.limits[0].lowr: unknown option of 'acme.keep'. "
             "Did you mean 'lower'?",
         ),
         (
-            "{use: acme.keep, features: [a], options: {buckets: 13}}",
+            "acme.keep, options: {buckets: 13}",
             "r.yaml:5 preprocessing[0].options: option 'buckets' is 13, an unlucky number. Use 14",
         ),
     ],
 )
 def test_a_wrong_plugin_or_option(problems, entry, expected):
-    (problem,) = problems(f"{HEAD}preprocessing:\n  - {entry}\n")
+    (problem,) = problems(f"{HEAD}preprocessing:\n  - {{use: {entry}, features: [a]}}\n")
     assert expected in problem
 
 

@@ -23,23 +23,20 @@ def registry(
     *,
     steps: int = 8,
     large: dict[int, list[str]] | None = None,
-    large_in_test: list[str] | None = None,
+    large_in_test: bool = False,
 ) -> Path:
     """Write data with numbers that are too large for the model.
 
     Args:
         large: too large dense features by step, in two rows of rank 1.
-        large_in_test: too large features of the first test batch.
+        large_in_test: whether all features of the first test batch are too large.
     """
     half = steps * BATCH_SIZE  # rank 0 reads the first half of the rows
     rows = {half + (step - 1) * BATCH_SIZE: names for step, names in (large or {}).items()}
     write_table(folder / "train.parquet", 2 * half, rows)
-    test = None
-    if large_in_test is not None:
-        test = str(folder / "test.parquet")
-        write_table(folder / "test.parquet", 2 * half, {0: large_in_test})
-    options: dict[str, Any] = {"path": f"{folder}/train.parquet", "test_path": test}
-    options |= {"dense": ["x_*"], "sparse": ["ids"]}
+    write_table(folder / "test.parquet", 2 * half, {0: DENSE})
+    options: dict[str, Any] = {"path": f"{folder}/train.parquet", "sparse": ["ids"]}
+    options["test_path"] = f"{folder}/test.parquet" if large_in_test else None
     checkpoint = {"path": f"{folder}/checkpoints", "every": 2, "keep": 2}
     return write_registry(
         folder,
@@ -81,15 +78,14 @@ def test_a_state_that_is_not_finite_is_not_saved_though_the_losses_are(tmp_path:
     """A squared gradient is infinite in Adagrad's state, and its row never learns again."""
     path = registry(tmp_path, large={5: ["x_0"]})
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(
-        RecdError, match=r"optimizer state .*ids.* has a NaN or infinite value after step 6"
-    ):
+    message = "optimizer state .*ids.* has a NaN or infinite value after step 6"
+    with pytest.raises(RecdError, match=message):
         run_on_ranks(train, RANKS, Job(path))
     assert saved_steps(tmp_path) == ["step-000000002", "step-000000004"]
 
 
 def test_a_loss_of_the_test_split_is_no_figure(tmp_path: Path) -> None:
-    path = registry(tmp_path, steps=2, large_in_test=DENSE)
+    path = registry(tmp_path, steps=2, large_in_test=True)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(RecdError, match="the loss of step 1 of the test split is nan"):
         run_on_ranks(train, RANKS, Job(path))
