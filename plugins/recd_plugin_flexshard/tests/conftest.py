@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
-from tests.small_registry import sections_over
+from tests.small_registry import sections_over, write_registry
 
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 
@@ -34,20 +33,13 @@ def make_registry(table: Path, tmp_path: Path) -> MakeRegistry:
     """Writes a registry file for 2 nodes of 2 ranks; gets the ``use`` and options of its entry."""
 
     def make(use: str, options: dict[str, Any] | None = None, **sections: Any) -> Path:
-        entry = {"use": use, "tables": ["t_seq_*"], "options": options or {}}
-        document: dict[str, Any] = {
+        training = {"batch_size": 32, "ranks": 4, "ranks_per_node": 2, "steps": 6}
+        usual: dict[str, Any] = {
             **sections_over(table, ROWS),
             "pooling": [{"use": "recd.mean", "features": ["seq_*"]}],
-            "sharding": [entry],
+            "sharding": [{"use": use, "tables": ["t_seq_*"], "options": options or {}}],
+            "training": {**training, "evaluate": False, **sections.pop("training", {})},
         }
-        document |= sections
-        document["training"] = {
-            "batch_size": 32, "ranks": 4, "ranks_per_node": 2, "steps": 6, "device": "cpu",
-            "evaluate": False, **document.get("training", {}),
-        }  # fmt: skip
-        path = tmp_path / "registry.yaml"
-        with path.open("w", encoding="utf-8") as stream:
-            YAML().dump({key: value for key, value in document.items() if value}, stream)
-        return path
+        return write_registry(tmp_path, **usual | sections)
 
     return make

@@ -13,6 +13,7 @@ from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
 from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugin_flexshard.table_plan import cluster_of
+from recd_plugin_flexshard.tests.conftest import ELSEWHERE
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
@@ -34,15 +35,11 @@ class Zipf(TrainingData):
 
 
 def profile_of(tables: Any) -> AccessProfile:
-    return AccessProfile(
-        {
-            table.name: zipf(
-                table.name, table.num_embeddings, exponent=1.1, length=50.0 * len(table.features)
-            )
-            for table in tables
-        },
-        "Zipf's law",
-    )
+    profiles = {
+        table.name: zipf(table.name, table.num_embeddings, 50.0 * len(table.features), 1.1)
+        for table in tables
+    }
+    return AccessProfile(profiles, "Zipf's law")
 
 
 @pytest.fixture
@@ -105,9 +102,6 @@ def test_budgets() -> None:
     assert read_budget(4096) == {"memory_bytes": 4096}
 
 
-NO_BUDGETS = ["", "0x", "1,5x", "2 bananas", 0, 1.5, True, [1]]
-
-
 def test_dedupe_factors(context: PlanContext) -> None:
     def factors(**options: Any) -> list[float]:
         return [table.demand.dedupe_factor for table in planned(TwoTier, context, **options).tables]
@@ -120,16 +114,14 @@ def test_dedupe_factors(context: PlanContext) -> None:
 
 def test_a_plan_for_another_cluster(context: PlanContext) -> None:
     here = replace(context, world_size=4, ranks_per_node=2, batch_size=64)
-    other = {
-        "topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 4096
-    }  # fmt: skip
+    other = {**ELSEWHERE, "batch_size": 4096}
     moved = planned(ThreeTier, here, plan_for=other)
     own = planned(ThreeTier, here)
     assert moved.cluster == cluster_of(here)
     assert hot_and_flex(moved) != hot_and_flex(own)
-    assert hot_and_flex(planned(ThreeTier, context, dedupe=2)) == hot_and_flex(
-        planned(ThreeTier, here, plan_for=other, dedupe=2)
-    )
+    there = planned(ThreeTier, context, dedupe=2)
+    moved = planned(ThreeTier, here, plan_for=other, dedupe=2)
+    assert hot_and_flex(moved) == hot_and_flex(there)
     with pytest.raises(SetupError, match=r"or set plan_for\.nodes"):
         planned(ThreeTier, here, plan_for={**other, "nodes": 1})
     for topology in ("nowhere", "no.yaml"):
@@ -172,7 +164,10 @@ def test_counts_of_unique_rows_carry_their_dedupe_factor(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [*(("budget", value) for value in NO_BUDGETS), ("dedupe", 0.5), ("dedupe", "all")],
+    [
+        *(("budget", value) for value in ("", "0x", "1,5x", "2 bananas", 0, 1.5, True, [1])),
+        *(("dedupe", value) for value in (0.5, "all")),
+    ],
 )
 def test_a_wrong_value(option: str, value: object) -> None:
     with pytest.raises(ValidationError, match=option):

@@ -1,5 +1,3 @@
-"""What a registry with flexshard prepares, plans and refuses."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugins import load_registry, prepare
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.planning.study import ShardableModel, with_plugins
+from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError
 
@@ -68,9 +66,8 @@ def test_one_collection_with_tiers_takes_the_place_of_the_other(
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
     assert tiers_of(found).keys() == set(SEQUENCES[:2])
     for name, tiers in module.tiers.items():
-        assert (len(tiers.hot), len(tiers.flex)) == (
-            tiers_of(found)[name].hot, tiers_of(found)[name].flex
-        )  # fmt: skip
+        planned = tiers_of(found)[name]
+        assert (len(tiers.hot), len(tiers.flex)) == (planned.hot, planned.flex)
 
 
 def test_several_entries_take_tables_of_one_collection(make_registry: MakeRegistry) -> None:
@@ -88,14 +85,10 @@ def test_several_entries_take_tables_of_one_collection(make_registry: MakeRegist
     assert list(kinds.values()) == ["row_wise", "row_wise", "table_wise"]
 
 
-def candidate(path: Path) -> ShardableModel:
-    return with_plugins(load_registry(path))
-
-
 def test_the_planner_reckons_with_cold_traffic_and_copies(make_registry: MakeRegistry) -> None:
     topology = this_machine(2, nodes=2)
-    with_tiers = candidate(make_registry("flexshard.three_tier", THREE))
-    without = candidate(make_registry("torchrec.row_wise"))
+    with_tiers = with_plugins(load_registry(make_registry("flexshard.three_tier", THREE)))
+    without = with_plugins(load_registry(make_registry("torchrec.row_wise")))
     mine, theirs = (c.plan(topology.to_torchrec(), 32) for c in (with_tiers, without))
     shares = [tiers_of(with_tiers.prepared)[name].cold_share for name in SEQUENCES]
     for name, share in zip(SEQUENCES, shares, strict=True):
@@ -121,10 +114,9 @@ Options = Callable[[Path], dict[str, Any]]
 def test_what_is_refused_names_the_line(
     make_registry: MakeRegistry, tmp_path: Path, use: str, options: Options, says: str
 ) -> None:
-    path = make_registry(
-        f"flexshard.{use}", options(tmp_path / "p.parquet"), training={"ranks_per_node": None}
-    )
-    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "use: flex" in text)
+    given = options(tmp_path / "p.parquet")
+    path = make_registry(f"flexshard.{use}", given, training={"ranks_per_node": None})
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "sharding:" in text)
     with pytest.raises(RegistryError) as raised:
         prepared(path)
     (problem,) = raised.value.problems

@@ -1,5 +1,3 @@
-"""The reports of `recd plan --tiers`, and of tiers in `recd run`."""
-
 from __future__ import annotations
 
 import json
@@ -64,9 +62,8 @@ def test_one_node_has_no_three_tiers() -> None:
 
 def plan(strategy: Strategy, dedupe_factor: float = 1.0) -> TierPlan:
     popularity = np.arange(1, 100_001) ** -0.8
-    demand = TableDemand(
-        "t", 100_000, 64, 50 * popularity / popularity.sum(), dedupe_factor=dedupe_factor
-    )
+    probabilities = 50 * popularity / popularity.sum()
+    demand = TableDemand("t", 100_000, 64, probabilities, dedupe_factor=dedupe_factor)
     return plan_tiers([demand], paper.CLUSTER, strategy, CostOptions())
 
 

@@ -1,5 +1,3 @@
-"""``recd run`` and ``recd plan`` of registries with flexshard."""
-
 from __future__ import annotations
 
 import json
@@ -83,20 +81,16 @@ def test_a_plan_for_a_cluster_takes_the_tiers_of_that_cluster(make_registry: Mak
     assert any(flex for _, flex in rows[1].values())
 
 
-@pytest.fixture
-def some_tiered(make_registry: MakeRegistry) -> Path:
+def test_tiers_are_counted_next_to_their_prediction(make_registry: MakeRegistry) -> None:
+    use, stock = "flexshard.three_tier", "torchrec.row_wise"
     options = {"plan_for": ELSEWHERE, "profile_rows": None, "retier_every": 6, "sync": "dense"}
-    entry = {"use": "flexshard.three_tier", "tables": SEQUENCES[:2], "options": options}
+    entry = {"use": use, "tables": SEQUENCES[:2], "options": options}
     training = {"learning_rate": 0.02, "eps": 1e-3, "steps": 8}
     # Unlike means, whose equal gradients are sent once.
     pooling = [{"use": "recd.attention", "features": ["seq_*"]}]
     sections = {"converter": {"use": "recd.kjt"}, "training": training, "pooling": pooling}
-    return make_registry("", sharding=[entry], **sections)
-
-
-def test_tiers_are_counted_next_to_their_prediction(some_tiered: Path) -> None:
-    use, stock = "flexshard.three_tier", "torchrec.row_wise"
-    words, report = recd("run", some_tiered, f"--sharding={use}", f"--sharding={stock}")
+    path = make_registry("", sharding=[entry], **sections)
+    words, report = recd("run", path, f"--sharding={use}", f"--sharding={stock}")
     assert report["loss_max_abs_diff"][stock] < 1e-6
     row_wise, tiered = (report["shardings"][name] for name in (stock, use))
     assert "tiers" not in row_wise
@@ -107,9 +101,8 @@ def test_tiers_are_counted_next_to_their_prediction(some_tiered: Path) -> None:
     assert tiers["hot"]["ratio"] == tiers["flex_gradients"]["ratio"] == 1
     assert found["other_tables"] == SEQUENCES[2:]
     # The bags send the same under both.
-    bags = tiered["collective_bytes"]["all_to_all"] - sum(
-        tiers[name]["observed"] for name in ("cold", "flex")
-    )
+    exchanged = tiers["cold"]["observed"] + tiers["flex"]["observed"]
+    bags = tiered["collective_bytes"]["all_to_all"] - exchanged
     sent = row_wise["collective_bytes"]["all_to_all"] - bags
     # Counted in one step, whose 128 rows have other ids than the mean that is predicted.
     fewer = sent / found["row_wise"]

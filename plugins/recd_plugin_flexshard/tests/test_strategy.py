@@ -34,12 +34,8 @@ def test_tiers_send_what_their_plan_predicts(
     demand = TableDemand("t", 100, 8, 3 * weights / weights.sum(), features=1)
     slow, fast = Collective(1e9), Collective(1e12)
     cluster = ClusterShape(2, 2, 10, Collectives(slow, fast, fast, fast))
-    plan_of_tiers = plan_tiers(
-        [demand],
-        cluster,
-        "three_tier",
-        CostOptions(memory_multiplier=1.5, memory_ratio=1.2, sync=sync, coalesce=coalesce),
-    )
+    options = CostOptions(memory_multiplier=1.5, memory_ratio=1.2, sync=sync, coalesce=coalesce)
+    plan_of_tiers = plan_tiers([demand], cluster, "three_tier", options)
     (tiers,) = plan_of_tiers.tables
     assert min(tiers.hot, tiers.flex, tiers.cold) > 0
     row_wise = plan("row_wise", *((rank, 25, 8) for rank in range(4)))

@@ -1,5 +1,3 @@
-"""`recd simulate` as a user runs it."""
-
 from __future__ import annotations
 
 import json

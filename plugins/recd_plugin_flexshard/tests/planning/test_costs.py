@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,8 @@ def test_rows_sent(demand: TableDemand, unique: float) -> None:
 
 
 def test_rows_by_rank_and_the_tail_by_number() -> None:
-    demand = TableDemand(
-        "t", 6, 4, np.array([0.9, 0.5]), rows=np.array([4, 1]), tail_rows=4, tail_probability=0.1
-    )
+    tail: dict[str, Any] = {"tail_rows": 4, "tail_probability": 0.1}
+    demand = TableDemand("t", 6, 4, np.array([0.9, 0.5]), rows=np.array([4, 1]), **tail)
     assert demand.length == pytest.approx(1.8)
     assert demand.accesses(3) == pytest.approx(1.5)
     for segment, rows in (((0, 2), [4, 1]), ((1, 4), [1, 0, 2]), ((3, 6), [2, 3, 5]), ((2, 2), [])):
@@ -39,9 +39,8 @@ def test_rows_by_rank_and_the_tail_by_number() -> None:
 
 
 def test_a_profile_becomes_a_demand() -> None:
-    access = TableAccess(
-        "t", ("a", "b"), 6, 10, np.array([5, 0, 3]), np.array([9.0, 4.0, 1.0]), 20.0, error=2.0
-    )
+    rows, counts = np.array([5, 0, 3]), np.array([9.0, 4.0, 1.0])
+    access = TableAccess("t", ("a", "b"), 6, 10, rows, counts, 20.0, error=2.0)
     demand = TableDemand.from_access(access, embedding_dim=16, dedupe_factor=2.0)
     assert (demand.embedding_dim, demand.dedupe_factor, demand.features) == (16, 2.0, 2)
     # The row of one access is below the mean of the rows that are not known, 2.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,9 +77,8 @@ def test_the_fitted_tables_have_the_rows_and_coverages_of_table_5(name):
     demand = model.fitted()
     assert demand.length == pytest.approx(model.length, rel=1e-9)
     (two,) = plan_tiers([demand], CLUSTER, "two_tier", OPTIONS).tables
-    assert (two.hot, two.hot_share) == pytest.approx(
-        (model.two_tier_rows, model.two_tier_covered), abs=2
-    )
+    assert two.hot == pytest.approx(model.two_tier_rows, abs=2)
+    assert two.hot_share == pytest.approx(model.two_tier_covered, abs=1e-3)
     (three,) = plan_tiers([demand], CLUSTER, "three_tier", OPTIONS).tables
     assert three.hot == model.hot_rows
     assert three.hot_share == pytest.approx(model.hot_covered, abs=1e-6)
@@ -110,10 +110,8 @@ def test_tables_are_cut_as_their_merged_rows_would_be():
 
 def test_bins_and_tails_are_cut_in_rows():
     one_by_one = TableDemand("t", 100, 8, np.array([0.9] * 10 + [0.2] * 30 + [0.01] * 60))
-    binned = TableDemand(
-        "t", 100, 8, np.array([0.9, 0.2]), repeats=np.array([10, 30]), tail_rows=60,
-        tail_probability=0.01,
-    )  # fmt: skip
+    tail: dict[str, Any] = {"tail_rows": 60, "tail_probability": 0.01}
+    binned = TableDemand("t", 100, 8, np.array([0.9, 0.2]), repeats=np.array([10, 30]), **tail)
     cluster = ClusterShape(2, 2, 64, PAPER_FLAT)
     for strategy in ("two_tier", "three_tier", "joint"):
         for ratio in (0.9, 1.0, 1.3, 3.0):
@@ -125,11 +123,13 @@ def test_bins_and_tails_are_cut_in_rows():
 
 def test_accesses_that_come_together_have_a_row_sent_once():
     options = CostOptions(coalesce=True, sync="auto", memory_ratio=2.0)
-    clustered = replace(STEEP, distinct=DistinctIds((1024, 4096), (300.0, 1000.0)))
-    alone, together = (plan_tiers([d], CLUSTER, "row_wise", options) for d in (STEEP, clustered))
-    assert sum(table.cold_sent for table in alone.tables) > 4 * 1000
-    assert sum(table.cold_sent for table in together.tables) == pytest.approx(1000, rel=1e-3)
-    plans = [plan_tiers([d], CLUSTER, "joint", options) for d in (STEEP, clustered)]
+    scattered = capped_zipf(10**5, 1.2, 5)
+    clustered = replace(scattered, distinct=DistinctIds((1024, 4096), (300.0, 1000.0)))
+    demands = (scattered, clustered)
+    alone, together = (plan_tiers([d], CLUSTER, "row_wise", options).tables[0] for d in demands)
+    assert alone.cold_sent > 3 * 1000
+    assert together.cold_sent == pytest.approx(1000, rel=1e-3)
+    plans = [plan_tiers([d], CLUSTER, "joint", options) for d in demands]
     copied = [plan.tables[0].hot + plan.tables[0].flex for plan in plans]
     assert copied[1] < copied[0]
     # Of rows that every batch reads, too.
@@ -137,7 +137,5 @@ def test_accesses_that_come_together_have_a_row_sent_once():
     (table,) = plan_tiers([hot], CLUSTER, "row_wise", options).tables
     assert table.cold_sent == pytest.approx(150, rel=1e-3)
     # A batch has no more of them than independent accesses have.
-    scattered = replace(STEEP, distinct=DistinctIds((4096,), (1e6,)))
-    assert (
-        plan_tiers([scattered], CLUSTER, "joint", options).tables[0].hot == plans[0].tables[0].hot
-    )
+    capped = replace(scattered, distinct=DistinctIds((4096,), (1e6,)))
+    assert plan_tiers([capped], CLUSTER, "joint", options).tables[0].hot == plans[0].tables[0].hot

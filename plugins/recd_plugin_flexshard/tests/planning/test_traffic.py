@@ -1,5 +1,3 @@
-"""What a plan sends by tier."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -30,13 +28,6 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-def planned(path: Path) -> TierPlan:
-    spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
-    (part,) = with_plugins(load_registry(path), spec).prepared.parts.values()
-    assert isinstance(part, TieredStrategy)
-    return part.plan
-
-
 class Seen(NamedTuple):
     sent: Counter[tuple[str, str]]
     lists: int
@@ -60,15 +51,24 @@ def all_batches(rank: int, world_size: int, registry: Path) -> Seen:
     return Seen(sent, lists)
 
 
+def planned_and_seen(
+    make_registry: MakeRegistry, converter: str, **options: Any
+) -> tuple[TierPlan, Seen]:
+    path = make_registry("flexshard.three_tier", options, converter={"use": converter}, **SECTIONS)
+    spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
+    (part,) = with_plugins(load_registry(path), spec).prepared.parts.values()
+    assert isinstance(part, TieredStrategy)
+    ranks = run_on_ranks(all_batches, 4, path, local_world_size=2)
+    sent = sum((rank.sent for rank in ranks), Counter[tuple[str, str]]())
+    return part.plan, Seen(sent, sum(rank.lists for rank in ranks))
+
+
 @pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
 def test_ranks_send_what_is_predicted(make_registry: MakeRegistry, converter: str) -> None:
     options = {"plan_for": ELSEWHERE, "budget": "0.9x"}
-    path = make_registry("flexshard.three_tier", options, converter={"use": converter}, **SECTIONS)
-    plan = planned(path)
-    seen = run_on_ranks(all_batches, 4, path, local_world_size=2)
-    sent = sum((rank.sent for rank in seen), Counter[tuple[str, str]]())
+    plan, (sent, lists) = planned_and_seen(make_registry, converter, **options)
     # As many ids travel one way as embeddings the other; lengths go to 3 ranks, as sizes do.
-    lengths = 3 * sum(rank.lists for rank in seen)
+    lengths = 3 * lists
     ids = (sent["cold", "integers"] - 4 * lengths - 8 * 3 * 3 * STEPS) / 8
     assert sent["cold", "floats"] == 2 * 4 * 4 * ids
     ids = sent["flex", "floats"] // (2 * 4 * 4)
@@ -85,12 +85,8 @@ def test_ranks_send_what_is_predicted(make_registry: MakeRegistry, converter: st
 
 def test_ranks_send_what_is_predicted_of_coalesced_tables(make_registry: MakeRegistry) -> None:
     options = {"budget": "0.7x", "coalesce": True, "sync": "dense", "minimise": "bytes"}
-    converter = {"use": "recd.kjt"}
-    path = make_registry("flexshard.three_tier", options, converter=converter, **SECTIONS)
-    plan = planned(path)
+    plan, (sent, _) = planned_and_seen(make_registry, "recd.kjt", **options)
     assert all(min(table.hot + table.flex, table.cold) > 0 for table in plan.tables)
-    seen = run_on_ranks(all_batches, 4, path, local_world_size=2)
-    sent = sum((rank.sent for rank in seen), Counter[tuple[str, str]]())
     for tier, predicted in traffic(plan).items():
         # Taken as independent, plain rows of sessions come to several times what is sent. Reads of
         # rows that are read least come together less than those of others.

@@ -1,10 +1,7 @@
-"""The model, the data and the training of the tests of tiered tables."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +11,6 @@ from tests.distributed.parity_model import DIM, _Attention, _Head
 from tests.sharded import shard, whole
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    data_parallel,
-    row_wise,
-    table_wise,
-)
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -84,14 +75,10 @@ class TierModel(nn.Module):
     ) -> None:
         super().__init__()
         torch.manual_seed(0)
+        sizes = {"embedding_dim": DIM}
         tables = [
-            EmbeddingConfig(
-                name=table,
-                embedding_dim=DIM,
-                num_embeddings=ROWS[table],
-                feature_names=list(features),
-            )
-            for table, features in FEATURES.items()
+            EmbeddingConfig(name=name, num_embeddings=ROWS[name], feature_names=[*of], **sizes)
+            for name, of in FEATURES.items()
         ]
         self.sequences: Any = EmbeddingCollection(tables=tables, need_indices=need_indices)
         if tiers is not None:
@@ -137,9 +124,8 @@ def model_input(rank: int, step: int, form: Form) -> ModelInput:
             ]
             values += [lists[int(row)] for row in source]
             lengths.append(sizes[source])
-    kjt = KeyedJaggedTensor(
-        list(_PLACEMENT.sequence), torch.cat(values), lengths=torch.cat(lengths)
-    )
+    keys = list(_PLACEMENT.sequence)
+    kjt = KeyedJaggedTensor(keys, torch.cat(values), lengths=torch.cat(lengths))
     dense = torch.randn(size, 2, generator=random)
     labels = torch.randn(size, generator=random)
     if form == "kjt":
@@ -205,8 +191,7 @@ class Job:
         if tiers is not None:
             params = fused_params(spec)
             sharders = [TieredEmbeddingCollectionSharder(params, codecs, coalesced=coalesced)]
-        kinds = dict.fromkeys(FEATURES, "row_wise") | dict(shardings or {})
-        places = {table: self._generator(kind) for table, kind in kinds.items()}
+        places = dict.fromkeys(FEATURES, "row_wise") | dict(shardings or {})
         with all_gradients_sent() if sends_all else nullcontext():
             self.dmp = shard(model, sharders, places, self.device)
         self.optimizer = build_optimizer(self.dmp, spec)
@@ -214,17 +199,6 @@ class Job:
         self.pipeline = TrainPipelineSparseDist(
             self.dmp, self.optimizer, self.device, execute_all_batches=True
         )
-
-    def _generator(self, sharding: str) -> Any:
-        if sharding == "data_parallel":
-            return data_parallel()
-        last = self.world_size - 1
-        make: dict[str, Any] = {
-            "row_wise": row_wise,
-            "table_wise": partial(table_wise, rank=last),
-            "column_wise": partial(column_wise, ranks=[0, last]),
-        }
-        return make[sharding](compute_kernel="fused")
 
     @property
     def collection(self) -> Any:

@@ -40,7 +40,6 @@ STEPS = 6
 TOLERANCE = 1e-6
 # Ranks, and ranks of a node.
 CLUSTERS = {"2x1": (2, 1), "1x2": (2, 2), "2x2": (4, 2), "3x2": (6, 2)}
-# Gradients of all tiers are summed over ranks and not averaged, or those of one are of this rank.
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,8 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
 
 def _apart(job: Job) -> float:
     module, found = job.tiered, 0.0
-    for overlay, group in (
-        (module.hot, module.groups.hot),
-        (module.flex, module.groups.flex_gradients),
-    ):
+    groups = module.groups
+    for overlay, group in ((module.hot, groups.hot), (module.flex, groups.flex_gradients)):
         copies = [torch.empty_like(overlay.weights) for _ in range(group.size())]
         dist.all_gather(copies, overlay.weights, group=group)
         differences = torch.stack(copies) - overlay.weights
@@ -128,16 +125,15 @@ def _apart(job: Job) -> float:
     return found
 
 
+Trained = tuple[list[list[tuple[Tensor, Tensor]]], dict[str, Tensor]]
+
+
 @cache
-def _reference(
-    optimizer: Optimizer, world_size: int
-) -> tuple[list[list[tuple[Tensor, Tensor]]], dict[str, Tensor]]:
+def _reference(optimizer: Optimizer, world_size: int) -> Trained:
     return from_rank_0(lambda: _train_reference(optimizer, world_size))
 
 
-def _train_reference(
-    name: Optimizer, world_size: int
-) -> tuple[list[list[tuple[Tensor, Tensor]]], dict[str, Tensor]]:
+def _train_reference(name: Optimizer, world_size: int) -> Trained:
     model = TierModel(None)
     optimizer = ReferenceOptimizer(model, set(FEATURES), name, RATES[name], EPS, {})
     outputs = []
@@ -203,9 +199,8 @@ def test_formats_of_fewer_bits_round_and_save() -> None:
         assert TOLERANCE < int8.weight < 1e-2
         assert fp16.apart == bf16.apart == int8.apart == 0
         for rounded, row in ((fp16, 2 * DIM), (bf16, 2 * DIM), (int8, DIM + SCALE_BYTES)):
-            assert rounded.sent == {
-                tier: num_bytes // (4 * DIM) * row for tier, num_bytes in fp32.sent.items()
-            }
+            of_rows = {tier: sent // (4 * DIM) * row for tier, sent in fp32.sent.items()}
+            assert rounded.sent == of_rows
         assert all(fp32.sent.values())
 
 

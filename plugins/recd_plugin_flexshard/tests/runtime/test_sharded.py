@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,11 +13,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from tests.sharded import plan_of
 from torch import Tensor
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
-from torchrec.distributed.sharding_plan import (
-    data_parallel,
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import row_wise
 from torchrec.distributed.types import CommOp, ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -134,10 +129,8 @@ def a_state_dict_in_between(job: Job, rank: int) -> None:
 
 def ids_of_32_bits(job: Job, rank: int) -> None:
     all_64 = batch(rank)
-    features = KeyedJaggedTensor(
-        keys=all_64.keys(), values=all_64.values().int(), lengths=all_64.lengths().int()
-    )
-    loss(job, features).backward()
+    values, lengths = all_64.values().int(), all_64.lengths().int()
+    loss(job, KeyedJaggedTensor(all_64.keys(), values, lengths=lengths)).backward()
 
 
 def with_eps_0(job: Job, rank: int) -> None:
@@ -171,28 +164,26 @@ def test_it_trains_as_without_tiers(optimizer: Optimizer, ranks_per_node: int) -
         for procedure, (without, *with_tiers) in ran.items():
             assert any(not torch.equal(each, initial[name]) for name, each in without.items())
             for weights in with_tiers:
-                torch.testing.assert_close(
-                    {procedure: weights}, {procedure: without}, rtol=1e-5, atol=1e-6
-                )
+                found, expected = {procedure: weights}, {procedure: without}
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def outputs(rank: int, world_size: int, need_indices: bool) -> list[dict[str, Any]]:
-    jobs = (Job("sgd", tiers, need_indices=need_indices) for tiers in (None, TIERS))
-    return [
+def outputs(rank: int, world_size: int, need_indices: bool) -> None:
+    without, with_tiers = (
         {
             name: (each.values().detach(), each.lengths(), each.weights_or_none())
             for name, each in job.collection(batch(rank)).items()
         }
-        for job in jobs
-    ]
+        for job in (Job("sgd", tiers, need_indices=need_indices) for tiers in (None, TIERS))
+    )
+    assert list(with_tiers) == list(without)
+    assert all((ids is not None) == need_indices for _, _, ids in without.values())
+    torch.testing.assert_close(with_tiers, without, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
 def test_outputs(need_indices: bool) -> None:
-    for without, with_tiers in run_on_ranks(outputs, 4, need_indices, local_world_size=2):
-        assert list(with_tiers) == list(without)
-        assert all((ids is not None) == need_indices for _, _, ids in without.values())
-        torch.testing.assert_close(with_tiers, without, rtol=0, atol=0)
+    run_on_ranks(outputs, 4, need_indices, local_world_size=2)
 
 
 def test_it_is_the_collection_it_replaces() -> None:
@@ -241,7 +232,7 @@ def test_traffic_by_tier() -> None:
     assert all(each["flex_gradients"] == bits + 2 * row for each in ranks)
 
 
-def of_a_deduplicated_batch(rank: int, world_size: int) -> list[dict[str, Tensor]]:
+def of_a_deduplicated_batch(rank: int, world_size: int) -> None:
     module = Job("sgd", TIERS).collection
     names = list(IDS)
     deduplicated = KeyedJaggedTensor(
@@ -253,37 +244,31 @@ def of_a_deduplicated_batch(rank: int, world_size: int) -> list[dict[str, Tensor
     )
     lengths = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     plain = KeyedJaggedTensor(names, torch.tensor([1, 1, 2, 2, 3]), lengths=lengths)
-    return [
+    found, expected = (
         {name: rows.values().detach() for name, rows in module(each).items()}
         for each in (deduplicated, plain)
-    ]
+    )
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 def test_rows_of_a_deduplicated_batch_are_all_there() -> None:
-    ((deduplicated, plain),) = run_on_ranks(of_a_deduplicated_batch, 1)
-    torch.testing.assert_close(deduplicated, plain, atol=0, rtol=0)
+    run_on_ranks(of_a_deduplicated_batch, 1)
 
 
-def table(name: str = "t", **arguments: Any) -> EmbeddingConfig:
-    return EmbeddingConfig(
-        name=name, embedding_dim=DIM, num_embeddings=9, feature_names=["f"], **arguments
-    )
+def table(name: str = "t", **more: Any) -> EmbeddingConfig:
+    sizes = {"embedding_dim": DIM, "num_embeddings": 9}
+    return EmbeddingConfig(name=name, feature_names=["f"], **sizes, **more)
 
 
 SGD: dict[str, Any] = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}
+EXACT_ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
 ADAGRAD = SGD | {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": 1e-2}
-SHARDINGS: dict[str, Any] = {
-    "row_wise": row_wise(compute_kernel="fused"),
-    "dense": row_wise(compute_kernel="dense"),
-    "table_wise": table_wise(rank=0, compute_kernel="fused"),
-    "data_parallel": data_parallel(),
-}
 
 
 class Attempt(NamedTuple):
     message: str
     error: type[RecdError] = SetupError
-    sharding: str = "row_wise"
+    sharding: Any = "row_wise"
     tables: Collection[EmbeddingConfig] = (table(),)
     fused: dict[str, Any] = SGD
     tiers: dict[str, RowTiers] = {"t": RowTiers([1])}  # noqa: RUF012 - of a tuple
@@ -292,71 +277,48 @@ class Attempt(NamedTuple):
 REFUSED = [
     Attempt("plan uses 'table_wise'", sharding="table_wise"),
     Attempt("plan uses 'data_parallel'", sharding="data_parallel"),
-    Attempt("kernel 'dense'", sharding="dense"),
+    Attempt("kernel 'dense'", sharding=row_wise(compute_kernel="dense")),
     Attempt("feature 'f': tables 't' and 'u' of one", tables=(table(), table("u"))),
     Attempt("only FP32", tables=(table(data_type=DataType.FP16),)),
     Attempt("row 9 has to be copied", tiers={"t": RowTiers([], [9])}),
-    Attempt(
-        "optimizer exact_adagrad",
-        ExactnessError,
-        fused=SGD | {"optimizer": EmbOptimType.EXACT_ADAGRAD},
-    ),
+    Attempt("optimizer exact_adagrad", ExactnessError, fused=SGD | EXACT_ADAGRAD),
     Attempt("weight_decay", fused=ADAGRAD | {"weight_decay": 0.1}),
     Attempt("gradient_clipping=True", ExactnessError, fused=SGD | {"gradient_clipping": True}),
     Attempt("output_dtype fp16", ExactnessError, fused=SGD | {"output_dtype": SparseType.FP16}),
 ]
 
 
-def refusals(rank: int, world_size: int) -> list[RecdError | None]:
+def refusals(rank: int, world_size: int) -> None:
     env = ShardingEnv.from_process_group(dist.group.WORLD)
+    dtensors = ShardingEnv(world_size, rank, dist.group.WORLD, output_dtensor=True)
 
     def shard(attempt: Attempt, env: ShardingEnv) -> None:
         plain = EmbeddingCollection(tables=list(attempt.tables))
         module = TieredEmbeddingCollection(plain, attempt.tiers)
         sharder = TieredEmbeddingCollectionSharder(dict(attempt.fused))
-        places = {each.name: SHARDINGS[attempt.sharding] for each in attempt.tables}
-        plan = plan_of(module, places, sharder, 1, 1, "cpu")
+        plan = plan_of(module, attempt.sharding, sharder, 1, 1, "cpu")
         sharder.shard(module, plan, env, torch.device("cpu"))
 
-    def later(job: Job) -> None:
+    for attempt in REFUSED:
+        with pytest.raises(attempt.error, match=attempt.message):
+            shard(attempt, env)
+    with pytest.raises(SetupError, match="does not support DTensors"):
+        shard(Attempt(""), dtensors)
+    tiered = Job("sgd", TIERS).collection
+    with pytest.raises(ExactnessError, match="Call compute_and_output_dist"):
+        tiered.output_dist(tiered.create_context(), [])
+    with pytest.raises(SetupError, match="ModelDeltaTracker cannot track changes of flexshard"):
+        tiered.register_post_lookup_tracker_fn(print)
+    Job("sgd", None).collection.register_post_lookup_tracker_fn(print)
+    job = Job("rowwise_adagrad", TIERS)
+    a_step(job, rank)
+    job.dmp.fused_optimizer.update_hyper_parameters({"weight_decay": 0.1})
+    with pytest.raises(ExactnessError, match=r"weight_decay=0\.1"):
         a_step(job, rank)
-        job.dmp.fused_optimizer.update_hyper_parameters({"weight_decay": 0.1})
-        a_step(job, rank)
-
-    tiered, plain = Job("sgd", TIERS).collection, Job("sgd", None).collection
-    dtensors = ShardingEnv(world_size, rank, dist.group.WORLD, output_dtensor=True)
-    return [
-        *(_error(partial(shard, each, env)) for each in REFUSED),
-        _error(partial(shard, Attempt(""), dtensors)),
-        _error(lambda: tiered.output_dist(tiered.create_context(), [])),
-        _error(lambda: tiered.register_post_lookup_tracker_fn(print)),
-        _error(lambda: later(Job("rowwise_adagrad", TIERS))),
-        _error(lambda: plain.register_post_lookup_tracker_fn(print)),
-    ]
-
-
-def _error(call: Callable[[], object]) -> RecdError | None:
-    try:
-        call()
-    except RecdError as error:
-        return error
-    return None
 
 
 def test_what_is_refused() -> None:
-    (errors,) = run_on_ranks(refusals, 1)
-    expected: list[tuple[str, type[RecdError]]] = [
-        *((each.message, each.error) for each in REFUSED),
-        ("does not support DTensors", SetupError),
-        ("Call compute_and_output_dist", ExactnessError),
-        ("ModelDeltaTracker cannot track changes of flexshard tables", SetupError),
-        ("weight_decay=0.1", ExactnessError),
-    ]
-    *refused, allowed = errors
-    assert allowed is None
-    for (message, kind), error in zip(expected, refused, strict=True):
-        assert isinstance(error, kind), message
-        assert message in str(error)
+    run_on_ranks(refusals, 1)
 
 
 @pytest.mark.parametrize(("hot", "flex"), [([3, 1, 3], []), ([3], [1, 3]), ([], [2, -1])])

@@ -19,6 +19,11 @@ ROWS = {"t": 13, "u": 6, "v": 8}
 CPU = torch.device("cpu")
 
 
+def config(name: str, rows: int, features: list[str]) -> EmbeddingConfig:
+    sizes = {"embedding_dim": 4, "num_embeddings": rows}
+    return EmbeddingConfig(name=name, feature_names=features, **sizes)
+
+
 @st.composite
 def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
     rows = draw(st.permutations(range(num_rows)))
@@ -36,12 +41,7 @@ def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
 def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, stride: int) -> None:
     tables = data.draw(st.sets(st.sampled_from(sorted(ROWS)), min_size=1))
     tiers = {name: data.draw(row_tiers(ROWS[name])) for name in ROWS if name in tables}
-    configs = [
-        EmbeddingConfig(
-            name=name, embedding_dim=4, num_embeddings=rows, feature_names=FEATURES[name]
-        )
-        for name, rows in ROWS.items()
-    ]
+    configs = [config(name, ROWS[name], FEATURES[name]) for name in ROWS]
     index = TierIndex(configs, tiers, ranks_per_node, CPU)
     table_of = {name: table for table, names in FEATURES.items() for name in names}
     # In any order, and with a feature of another module.
@@ -61,9 +61,6 @@ def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, str
         )
     )
 
-    def read(feature: str, id: int) -> tuple[str, int]:
-        return table_of[feature], id
-
     # What each tier has to look up is, merged, the (table, row) of each id.
     flex_rows = [_pairs(index.flex_rows(rank)) for rank in range(ranks_per_node)]
     hot_rows = _pairs(index.hot_rows())
@@ -71,12 +68,12 @@ def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, str
     chosen = {(table, int(row)) for table, rows in tiers.items() for row in (*rows.hot, *rows.flex)}
     for feature in index.features:
         cold = split.cold[feature]
-        pairs = [read(feature, id) for id in cold.values().tolist()]
+        table = table_of[feature]
+        pairs = [(table, id) for id in cold.values().tolist()]
         assert not chosen.intersection(pairs)
         merged += pairs
-        assert cold.lengths().tolist() == [
-            sum(read(feature, id) not in chosen for id in row) for row in lists[feature]
-        ]
+        sizes = [sum((table, id) not in chosen for id in row) for row in lists[feature]]
+        assert cold.lengths().tolist() == sizes
     merged += [hot_rows[position] for position in split.hot.tolist()]
     positions = split.flex.tolist()
     for rows, sizes in zip(flex_rows, split.flex_sizes.tolist(), strict=True):
@@ -86,7 +83,7 @@ def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, str
             assert {rows[position][0] for position in taken} <= {table_of[feature]}
     assert not positions
     expected = [
-        read(feature, id) for feature in index.features for row in lists[feature] for id in row
+        (table_of[name], id) for name in index.features for row in lists[name] for id in row
     ]
     source = torch.cat([split.cold_source, split.hot_source, split.flex_source]).tolist()
     assert sorted(source) == list(range(len(expected)))
@@ -97,10 +94,7 @@ def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, str
 
 
 def index_of(*tiers: RowTiers) -> TierIndex:
-    configs = [
-        EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[name])
-        for name in ("t", "u")
-    ]
+    configs = [config(name, 9, [name]) for name in "tu"]
     return TierIndex(configs, dict(zip("tu", tiers, strict=True)), 2, CPU)
 
 
