@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recd_plugin_dlrm import random_rows
+from recd_plugin_dlrm.trace import dataset as trace_dataset
 from recd_plugin_dlrm.trace.dataset import Trace
 from recd_plugin_dlrm.trace.generator import StackDistances, profile_ids, worst_difference
 from recd_plugin_dlrm.trace.profile import TraceProfile, write_profile
@@ -42,11 +44,11 @@ def read(made: Trace, batch_size: int = 500, split: Split = "train") -> pa.Table
 
 
 class TestAcrossRowGroups(DatasetContract):
-    batch_size = 900
-
     @pytest.fixture
-    def plugin(self, tmp_path: Path) -> Trace:
-        options = {"rows": 7000, "test_rows": 5000, "dense": 1, "tables": ["t_few"]}
+    def plugin(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+        for module in (random_rows, trace_dataset):
+            monkeypatch.setattr(module, "UNIT_ROWS", 64)
+        options = {"rows": 110, "test_rows": 70, "dense": 1, "tables": ["t_few"]}
         places = {"profile": profile(tmp_path), "path": tmp_path / "rows.parquet"}
         return Trace(Trace.Options.model_validate({**options, **places}))
 
@@ -61,9 +63,7 @@ def test_ids_have_the_locality_of_their_traces(tmp_path: Path) -> None:
     for name, length in (("few", 1), ("many", 3)):
         lists = table[name].combine_chunks()
         assert set(np.diff(lists.offsets)) == {length}
-        original = profile_ids(originals[name])
-        ids = np.asarray(lists.flatten())
-        found = profile_ids(ids)
+        original, found = profile_ids(originals[name]), profile_ids(np.asarray(lists.flatten()))
         counts = np.zeros(len(original.distances), np.int64)
         counts[np.searchsorted(original.distances, found.distances)] = found.counts
         assert worst_difference(original, counts) < 0.015
@@ -75,8 +75,8 @@ def test_the_test_split_goes_on_with_the_trace(tmp_path: Path) -> None:
     whole = read(dataset(tmp_path, rows=6000, min_new=0.1, path=tmp_path / "whole.parquet"))
     made = dataset(tmp_path, rows=5000, test_rows=1000, min_new=0.1)
     assert made.splits() == ("train", "test")
-    assert read(made).equals(whole.slice(0, 5000).combine_chunks())
-    assert read(made, split="test").equals(whole.slice(5000).combine_chunks())
+    assert read(made).equals(whole.slice(0, 5000))
+    assert read(made, split="test").equals(whole.slice(5000))
     with pytest.raises(DataError, match="Set option 'test_rows'"):
         read(dataset(tmp_path, path=tmp_path / "other.parquet"), split="test")
 

@@ -51,9 +51,7 @@ def test_rows_are_what_was_written(tmp_path):
     assert one == {
         "label": 1,
         "int_0": np.log(np.float32(4)),
-        "int_1": 0,
-        "int_2": 0,
-        "int_3": 0,
+        **dict.fromkeys(DENSE[1:4], 0),
         **{name: pytest.approx(math.log(8)) for name in DENSE[4:]},
         **{f"cat_{number}": 2**32 - 26 + number for number in range(25)},
         "cat_25": (2**32 - 1) % 10,

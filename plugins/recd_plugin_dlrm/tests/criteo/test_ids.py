@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +109,9 @@ def test_buckets_that_are_refused(write_days, buckets, message):
 
 def test_a_state_of_another_coding_is_refused(write_days):
     folder = write_days("tsv", 40, 30)
-    arguments: dict[str, Any] = {"rank": 0, "world_size": 1, "batch_size": 4, "split": "train"}
-    state = make(folder, buckets=10).reader(**arguments).state_dict()
+    ten, eleven = (
+        make(folder, buckets=buckets).reader(rank=0, world_size=1, batch_size=4, split="train")
+        for buckets in (10, 11)
+    )
     with pytest.raises(DataError, match="'encoding' was"):
-        make(folder, buckets=11).reader(**arguments).load_state_dict(state)
+        eleven.load_state_dict(ten.state_dict())

@@ -30,9 +30,8 @@ def test_the_last_day_is_held_out(write_days, evaluate, first, stop):
     folder = write_days("tsv", 20, 5, 21)
     train = [*(("day_0", row) for row in range(20)), *(("day_1", row) for row in range(5))]
     assert rows_of(folder, "train", evaluate=evaluate) == train
-    assert rows_of(folder, "test", evaluate=evaluate) == [
-        ("day_2", row) for row in range(first, stop)
-    ]
+    held_out = [("day_2", row) for row in range(first, stop)]
+    assert rows_of(folder, "test", evaluate=evaluate) == held_out
 
 
 def test_of_one_file_the_last_seventh(write_days):
@@ -42,9 +41,8 @@ def test_of_one_file_the_last_seventh(write_days):
     first, second = np.array_split(sevenths[-1], 2)
     assert [row for _, row in rows_of(path, "train")] == np.concatenate(sevenths[:-1]).tolist()
     assert [row for _, row in rows_of(path, "test")] == second.tolist()
-    assert [row for _, row in rows_of(path / "train", "test", evaluate="validation")] == (
-        first.tolist()
-    )
+    validation = rows_of(path / "train", "test", evaluate="validation")
+    assert [row for _, row in validation] == first.tolist()
     assert len(rows_of(path, "train", parts=2)) == 23
 
 
@@ -72,6 +70,7 @@ def test_other_names_of_one_file(tmp_path):
     ("names", "message"),
     [
         ([], "the folder has no Criteo data"),
+        (["train.txt"], "train.txt: the file has no rows"),
         (["day_0", "day_2"], "one file per day .* has 'day_0', 'day_2'"),
         (["day_0", "day_0.gz"], "has 'day_0', 'day_0.gz'"),
         (["day_0", "train.txt"], "set option 'path' to a single file"),

@@ -129,12 +129,6 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert not (tmp_path / ".recd-criteo").exists()
 
 
-def test_an_empty_file(tmp_path):
-    (tmp_path / "train.txt").touch()
-    with pytest.raises(DataError, match=r"train.txt: the file has no rows"):
-        make(tmp_path).prepare()
-
-
 def test_a_file_is_counted_once(tmp_path, monkeypatch):
     path = with_lines(tmp_path / "data" / "day_0")
     options = {"cache": tmp_path / "cache", "evaluate": "nothing"}

@@ -126,20 +126,19 @@ def test_a_registry_is_profiled_as_tables_see_it(cwd: Path) -> None:
 
 def test_lists_that_rows_share_count_in_every_row(cwd: Path) -> None:
     """Dictionary-encoded lists: what a table without deduplication is looked up with."""
-    plain, packed = cwd / "plain", cwd / "packed"
-    recd("generate", plain, "--rows", 512)
-    recd("convert-layout", plain, packed, "--layout", "list_dict")
-    for path in (plain, packed):
-        options = {"path": str(path), "sparse": ["usr_1", "seq_0_0"]}
-        (cwd / f"{path.name}.yaml").write_text(
-            f"version: 1\ndataset: {{use: recd.session_parquet, options: {json.dumps(options)}}}\n"
-            "converter: {use: recd.kjt}\n"
+    recd("generate", "plain", "--rows", 512)
+    recd("convert-layout", "plain", "packed", "--layout", "list_dict")
+    profiles = []
+    for name in ("plain", "packed"):
+        (cwd / f"{name}.yaml").write_text(
+            f"version: 1\ndataset: {{use: recd.session_parquet, options: {{path: {name}, "
+            "sparse: [usr_1, seq_0_0]}}\nconverter: {use: recd.kjt}\n"
         )
-        done("profile", f"{path.name}.yaml", "-o", f"{path.name}.parquet")
-    first, second = (read_profile(cwd / f"{name}.parquet") for name in ("plain", "packed"))
-    for name, one in first.tables.items():
-        assert one.ids.tolist() == second.tables[name].ids.tolist()
-        assert one.counts.tolist() == second.tables[name].counts.tolist()
+        done("profile", f"{name}.yaml", "-o", f"{name}.parquet")
+        profiles.append(read_profile(cwd / f"{name}.parquet"))
+    for name, one in profiles[0].tables.items():
+        assert one.ids.tolist() == profiles[1].tables[name].ids.tolist()
+        assert one.counts.tolist() == profiles[1].tables[name].counts.tolist()
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,6 @@ def by_definition(trace: list[int]) -> tuple[list[int], list[int]]:
     return unique, distances
 
 
-def distances_of(trace: list[int]) -> list[int]:
-    return StackDistances().add(np.array(trace)).tolist()
-
-
 def hits(trace: list[int], size: int) -> float:
     cache: list[int] = []
     count = 0
@@ -62,14 +58,16 @@ def uniform(seed: int = 0) -> TableTrace:
 
 
 def test_the_papers_example() -> None:
-    found = profile_ids(np.array([ord(letter) for letter in "abcabbda"]))
+    trace = [ord(letter) for letter in "abcabbda"]
+    found = profile_ids(np.array(trace))
     assert [chr(each) for each in found.ids] == list("abcd")
-    assert distances_of([ord(letter) for letter in "abcabbda"]) == [0, 0, 0, 3, 3, 1, 0, 3]
+    assert StackDistances().add(np.array(trace)).tolist() == [0, 0, 0, 3, 3, 1, 0, 3]
     shares = dict(zip(found.distances.tolist(), found.weights().tolist(), strict=True))
     assert shares == {0: 0.5, 1: 0.125, 3: 0.375}
     assert found.new_share == 0.5
     assert found.median_distance == 3
-    assert distances_of([1, 2, 3, 1, 2, 3, 3, 2, 1]) == [0, 0, 0, 3, 3, 3, 1, 2, 3]
+    trace = [1, 2, 3, 1, 2, 3, 3, 2, 1]
+    assert StackDistances().add(np.array(trace)).tolist() == [0, 0, 0, 3, 3, 3, 1, 2, 3]
 
 
 @given(SOME_IDS)
