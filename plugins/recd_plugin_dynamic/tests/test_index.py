@@ -159,7 +159,7 @@ def test_ids_against_dicts_on_1_2_and_4_ranks(policy, options):
     rows = 100 if options or policy.name != "none" else 300
     reference, num_evicted = Reference(policy, rows, **options), 0
     splits = [split(policy, rows, world, **options) for world in (1, 2, 4)]
-    for step, ids, counts in batches(60, 800, 1_500, drift=10 if rows == 100 else 1):
+    for step, ids, counts in batches(30, 500, 1_500, drift=10 if rows == 100 else 1):
         expected_rows, expected_evicted = reference.find_or_insert(ids, counts, step)
         for indexes in splits:
             found, _, evicted = find_or_insert(indexes, ids, counts, step)

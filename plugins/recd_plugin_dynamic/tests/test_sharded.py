@@ -38,7 +38,7 @@ from recd_plugins.training.optimizer import build_optimizer
 
 BUCKETS, CAPACITY, DIM = 4, 24, 4
 ROWS = BUCKETS * (CAPACITY + 1)
-STEPS, BATCH = 200, 8
+STEPS, BATCH = 40, 8
 KEYS = ["a", "b"]
 SGD = TrainingSpec(optimizer="sgd", learning_rate=0.1)
 ADAGRAD = TrainingSpec(optimizer="rowwise_adagrad", learning_rate=0.1, eps=0.01)
@@ -200,7 +200,7 @@ def train_from(rank: int, size: int, folder: Path, *, load: bool) -> tuple[Any, 
     for number, batch in enumerate(batches(rank, size, 200), 1):
         if number > done:
             outputs.append(step(model, batch))
-            if number % 20 == 0 and number <= STEPS // 2:
+            if number % 5 == 0 and number <= STEPS // 2:
                 checkpoints.save(model, optimizer, Progress(number))
     rows = rows_of_ids(model)
     return rows, all_gather_object("comparing", outputs[-STEPS // 2 :])

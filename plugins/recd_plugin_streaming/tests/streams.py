@@ -49,7 +49,7 @@ def check_resumed(stream: Dataset) -> list[Any]:
     batches, states = read(reader(stream))
     assert len(batches) == 25
     assert sorted(flat(batches)) == list(range(200))
-    for step in (1, 3, 7, 12, 24):
+    for step in (1, 7, 24):
         rest, _ = read(reader(stream, state=states[step - 1]))
         assert rest == batches[step:], f"after step {step}"
     return states
