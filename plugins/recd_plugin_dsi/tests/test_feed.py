@@ -53,10 +53,7 @@ def test_readers_that_wait_are_taken_away_one_by_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"min_readers": 3, "max_readers": 2},
-            r"'min_readers' \(3\) is larger than 'max_readers' \(2\)",
-        ),
+        ({"min_readers": 3, "max_readers": 2}, r"'min_readers' \(3\) is larger than 'max_readers"),
         ({"readers": 2, "max_readers": 4}, "'readers' cannot be combined with 'min_readers'"),
         ({"cpus": 4, "address": "auto"}, "'cpus' and 'address' are both set"),
         ({"memory": "lots"}, "'lots' is not a positive number of bytes"),

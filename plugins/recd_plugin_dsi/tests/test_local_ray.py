@@ -72,9 +72,8 @@ def test_a_lost_cluster_is_an_error(lost):
         folder = loader._feed._cluster.folder
         assert folder.stat().st_mode & 0o777 == 0o700, "what is in it is open to all"
         process.kill()
-        with pytest.raises(
-            SetupError, match=r"rank 0 lost its connection to Ray at .*--resume"
-        ) as caught:
+        said = r"rank 0 lost its connection to Ray at .*--resume"
+        with pytest.raises(SetupError, match=said) as caught:
             list(batches)
         assert lost == "raylet" or f"process {process.pid} ended" in str(caught.value)
     assert_ended(started)

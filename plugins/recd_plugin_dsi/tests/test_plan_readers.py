@@ -84,7 +84,7 @@ def test_the_number_of_readers_is_advised(times, readers, advice):
 
 
 def test_a_machine_without_cores_for_them():
-    """0.3 s of a processor for a batch of 0.1 s of training: three cores, and one is left."""
+    # 0.3 s of a processor for a batch of 0.1 s of training: three cores, and one is left.
     found = planned(reader_cpu=0.3)
     assert planned(reader_cpu=0.05).cores_suffice
     assert not planned(reader_cpu=0.05, ranks=2).cores_suffice

@@ -59,7 +59,7 @@ def test_a_block_that_kills_its_readers_is_an_error(ray_address):
     assert "Reduce option 'readers'" in str(caught.value)
 
 
-def test_goes_on_elsewhere(ray_address, tmp_path):
+def test_goes_on_elsewhere(ray_address):
     """Embedded, on Ray by two ranks, embedded by three: every row once, but the remainder."""
     plain, on_ray = registry(None), registry(options(ray_address, readers=1))
     loader = build_dataloader(plain, 0, 2)

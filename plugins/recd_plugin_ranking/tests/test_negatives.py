@@ -14,16 +14,13 @@ import pytest
 from recd_plugin_ranking.negatives import Negatives
 from recd_plugin_ranking.tests.click_cases import clicks, with_column
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.interfaces import Dataset, Reader
+from recd_plugins.interfaces import Reader
 from recd_plugins.runtime.errors import DataError, RecdError
 from recd_plugins.testing.contracts import DatasetContract
 
 
 def wrapped(path: Path, **options: Any) -> Negatives:
-    return around(SessionParquet(SessionParquet.Options(path=path)), **options)
-
-
-def around(inner: Dataset, **options: Any) -> Negatives:
+    inner = SessionParquet(SessionParquet.Options(path=path))
     plugin = Negatives(Negatives.Options.model_validate({"item": "item", **options}))
     made = plugin.over(inner, None)  # type: ignore[arg-type] # it asks no lookups
     made.prepare()
@@ -41,6 +38,8 @@ def path(tmp_path_factory) -> Path:
 
 
 class TestUniform(DatasetContract):
+    batch_size = 10
+
     @pytest.fixture
     def plugin(self, path):
         return wrapped(path, negatives=1, with_item=["colour", "price"], never=["history"])
@@ -49,9 +48,8 @@ class TestUniform(DatasetContract):
 class TestInRequest(DatasetContract):
     @pytest.fixture
     def plugin(self, tmp_path):
-        return wrapped(
-            clicks(tmp_path / "log.parquet", clicked=False, rows=120), negatives=1, by="in_request"
-        )
+        log = clicks(tmp_path / "log.parquet", clicked=False, rows=120)
+        return wrapped(log, negatives=1, by="in_request")
 
 
 def test_items_are_replaced_with_their_features_and_nothing_else(path):
@@ -74,7 +72,7 @@ def test_popular_items_are_drawn_more_often(path):
     counts = Counter(row["item"][0] for row in read(wrapped(path))[0] if row["label"])
     shares = {}
     for by in ("uniform", "popularity"):
-        epochs = read(wrapped(path, by=by, negatives=4), epochs=20)
+        epochs = read(wrapped(path, by=by, negatives=4), batch_size=375, epochs=20)
         drawn = Counter(row["item"][0] for rows in epochs for row in rows if not row["label"])
         shares[by] = [drawn[item] / drawn.total() for item in sorted(counts)]
     assert np.ptp(shares["uniform"]) < 0.05

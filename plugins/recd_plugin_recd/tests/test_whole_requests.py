@@ -62,6 +62,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestContract(DatasetContract):
+    batch_size = 8
+
     @pytest.fixture
     def plugin(self, path: Path) -> WholeRequests:
         return wrapped(path)

@@ -105,6 +105,7 @@ def test_the_base_rate() -> None:
     assert quality.auc == 0.5
 
 
+@pytest.mark.slow  # scikit-learn takes seconds to import
 def test_logistic_regression_is_that_of_one_hot_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     ids, number = DRAW.integers(0, 30, 3000), DRAW.gamma(2, 3, 3000)

@@ -15,7 +15,7 @@ from recd_plugins.runtime.errors import DataError
 USES = {"user": "session", "item": "id", "when": {"as": "time", "unit": "s"}}
 
 
-def log(rows: int = 400) -> dict[str, list]:
+def log(rows: int = 200) -> dict[str, list]:
     draw = np.random.default_rng(0)
     return {
         "user": draw.integers(0, 20, rows).tolist(),
@@ -58,10 +58,10 @@ def test_a_history_holds_earlier_rows_of_the_session(tmp_path, monkeypatch, orde
     for split in ("train", "test"):
         rows = by_row(parted, split)
         found |= zip(rows["_row"], rows["before"], strict=True)
-    assert [found[row] for row in range(400)] == expected(given, 3, ties)
+    assert [found[row] for row in range(200)] == expected(given, 3, ties)
     assert by_row(parted.to_score(str(path)))["before"] == expected(given, 3, ties)
     if order == "stored":
-        assert rows_of(whole)["_row"] == list(range(400))
+        assert rows_of(whole)["_row"] == list(range(200))
 
 
 def test_candidates_of_one_row_are_in_no_history_of_each_other(tmp_path):

@@ -84,7 +84,7 @@ def scripts():
 
 
 @pytest.mark.parametrize("name", MODULES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_script_and_kernel_agree(scripts, name, data):
     module, dtypes = MODULES[name]

@@ -41,7 +41,7 @@ def cache_of(policy: CachePolicy, cached: int, rows: int = ROWS) -> TableCache:
     return TableCache(policy, cached / rows, np.arange(rows)[::-1].copy())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3),
     cached=st.integers(0, ROWS),
