@@ -1,11 +1,9 @@
-"""What ranks run, and registries with caches."""
-
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
+from tests import small_registry
 from tests.small_registry import sections_over
 
 from recd_plugins.runtime.errors import RecdError
@@ -22,21 +20,15 @@ def write_registry(
     path: Path, table: Path, options: dict[str, Any] | None = None, **sections: Any
 ) -> Path:
     """A registry of a small model over ``table``, whose entry ``scars.cache`` has ``options``."""
-    document: dict[str, Any] = {
+    cache = {"use": "scars.cache", "tables": ["t_seq_*", "t_item_0"], "options": options}
+    training = {"batch_size": 32, "ranks": 2, "steps": 8, "evaluate": False, "learning_rate": 0.1}
+    usual: dict[str, Any] = {
         **sections_over(table, ROWS),
         "pooling": [{"use": "recd.attention", "features": ["seq_*"]}],
-        "cache": [{"use": "scars.cache", "tables": ["t_seq_*", "t_item_0"], "options": options}],
-        **sections,
+        "cache": None if options is None else [cache],
+        "training": {**training, **sections.pop("training", {})},
     }
-    if options is None:
-        del document["cache"]
-    document["training"] = {
-        "batch_size": 32, "ranks": 2, "steps": 8, "device": "cpu", "evaluate": False,
-        "learning_rate": 0.1, **sections.get("training", {}),
-    }  # fmt: skip
-    with path.open("w", encoding="utf-8") as stream:
-        YAML().dump(document, stream)
-    return path
+    return small_registry.write_registry(path.parent, path.name, **usual | sections)
 
 
 def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result | str]:

@@ -1,21 +1,13 @@
-"""A small table of sessions."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests import sharded
 
-from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugin_flexshard.tests.conftest import table
 
-
-@pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scars") / "table"
-    write_table(folder, TableOptions(rows=2048, row_group_rows=1024))
-    return folder
+__all__ = ["one_rank", "table"]
 
 
 @pytest.fixture(scope="module")

@@ -22,19 +22,10 @@ def job(folder: Path, table: Path, **sections: Any) -> Job:
     of_third = {"learning_rate": 0.05}
     adagrad = {"use": "torchrec.adagrad", "tables": SEQUENCES[2:], "options": of_third}
     (folder / "checkpoints").mkdir(parents=True)
-    path = write_registry(
-        folder / "registry.yaml",
-        table,
-        {"rows": 100} if "cache" in sections else None,
-        optimizers=[adagrad],
-        training={
-            "optimizer": "sgd",
-            "steps": STEPS,
-            "checkpoint": {"path": str(folder / "checkpoints"), "every": STEPS},
-        },
-        **sections,
-    )
-    return Job(path)
+    checkpoint = {"path": str(folder / "checkpoints"), "every": STEPS}
+    training = {"optimizer": "sgd", "steps": STEPS, "checkpoint": checkpoint}
+    sections |= {"optimizers": [adagrad], "training": training}
+    return Job(write_registry(folder / "registry.yaml", table, **sections))
 
 
 def test_training_stays_what_it_was(table: Path, tmp_path: Path) -> None:

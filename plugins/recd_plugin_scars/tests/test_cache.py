@@ -15,7 +15,6 @@ from tests.commands import refusal
 from tests.planning.test_work import NOTHING, plan
 
 from recd_plugin_scars.cache import CacheStrategy, ScarsCache
-from recd_plugin_scars.planning import CachePlan
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.interfaces import PlanContext, Table
@@ -72,17 +71,9 @@ def caches_of(context: PlanContext, *tables: Any, **options: Any) -> Mapping[str
     return part(context, *tables, **options).caches
 
 
-def planned(context: PlanContext, *tables: Any, **options: Any) -> CachePlan:
-    plan = part(context, *tables, **options)._plan
-    assert plan is not None
-    return plan
-
-
-def cached(
-    context: PlanContext, tables: Sequence[Table] = TABLES, **options: Any
-) -> dict[str, int]:
-    caches = caches_of(context, tables, **options)
-    return {t.name: caches[t.name].num_cached_rows(t.num_embeddings) for t in tables}
+def cached(context: PlanContext, **options: Any) -> dict[str, int]:
+    caches = caches_of(context, **options)
+    return {t.name: caches[t.name].num_cached_rows(t.num_embeddings) for t in TABLES}
 
 
 def test_rows_and_share(context: PlanContext) -> None:
@@ -116,11 +107,12 @@ def test_the_rest_of_the_options_arrives(context: PlanContext) -> None:
 
 
 def test_the_plan_predicts_traffic(context: PlanContext) -> None:
-    plan = planned(context, rows=125)
+    plan: Any = part(context, rows=125)._plan
     assert plan.batch_size == 128
     user = plan.tables["t_user"].traffic
     assert 0 < user.misses < user.unique_rows
-    assert planned(context, TABLES[:1], rows=1000, policy="lru").tables
+    of_lru: Any = part(context, TABLES[:1], rows=1000, policy="lru")._plan
+    assert of_lru.tables
 
 
 def test_caches_larger_than_the_device(context: PlanContext) -> None:
@@ -218,11 +210,8 @@ def test_backing_stores_move_rows_where_they_are(
 ) -> None:
     known = DataProfile({"f": FeatureProfile(3.0)})
     caches = {"t": TableCache("lru", 0.5), "u": TableCache("lru", 0.5, folder=Path("u"))}
-    tables = {
-        name: SimpleNamespace(traffic=SimpleNamespace(bytes=num_bytes))
-        for name, num_bytes in {"t": 400, "u": 7}.items()
-    }
-    expected: Any = SimpleNamespace(tables=tables)
+    t, u = (SimpleNamespace(traffic=SimpleNamespace(bytes=each)) for each in (400, 7))
+    expected: Any = SimpleNamespace(tables={"t": t, "u": u})
     ranks = estimate_step_cost(
         [Table("t", ("f",), 100, 8, True)], plan("row_wise", *shards), known, NOTHING,
         batch_size=10, world_size=len(moved),

@@ -1,5 +1,3 @@
-"""``recd run`` and ``recd plan`` of registries with ``scars.cache``."""
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,7 @@ from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job
 
-SHARDINGS = ["torchrec.table_wise", "torchrec.column_wise"]  # those below are row-wise
+ROW_WISE, SHARDINGS = "torchrec.row_wise", ["torchrec.table_wise", "torchrec.column_wise"]
 #: Each once; with them the ways to say how much, storage and lookahead.
 OPTIONS: dict[str, dict[str, Any]] = {
     "static": {"rows": 100},
@@ -34,7 +32,7 @@ ALWAYS = ["static", "what pays", "nothing"]
 TODAY = [
     *ALWAYS,
     *of_today(
-        [name for name in (*OPTIONS, *SHARDINGS, "kjt", "compared") if name not in ALWAYS], 2
+        [each for each in (*OPTIONS, *SHARDINGS, "kjt", "compared") if each not in ALWAYS], 2
     ),
 ]
 
@@ -61,23 +59,17 @@ def results(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "what pays": {},
         "a file": {**counted, "storage": {"file": str(folder / "slow")}},
     }
+
+    def write(name: str, options: dict[str, Any], **sections: Any) -> Path:
+        return write_registry(folder / f"{name}.yaml", table, options, **sections, **sgd)
+
     paths = {
-        name: write_registry(
-            folder / f"{name}.yaml",
-            table,
-            {**options, **of_run.get(name, counted)},
-            **by_sharding("torchrec.row_wise"),
-            **sgd,
-        )
+        name: write(name, {**options, **of_run.get(name, counted)}, **by_sharding(ROW_WISE))
         for name, options in OPTIONS.items()
     }
     for use in SHARDINGS:
-        paths[use] = write_registry(
-            folder / f"{use}.yaml", table, {"rows": 100, **counted}, **by_sharding(use), **sgd
-        )
-    paths["kjt"] = write_registry(
-        folder / "kjt.yaml", table, {"rows": 100}, converter={"use": "recd.kjt"}, **sgd
-    )
+        paths[use] = write(use, {"rows": 100, **counted}, **by_sharding(use))
+    paths["kjt"] = write("kjt", {"rows": 100}, converter={"use": "recd.kjt"})
     jobs = {name: Job(path) for name, path in paths.items()}
     jobs["compared"] = Job(paths["static"], sharding="torchrec.column_wise")
     jobs = {name: jobs[name] for name in TODAY}

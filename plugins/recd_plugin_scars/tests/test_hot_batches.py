@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -32,20 +33,14 @@ from recd_plugins.testing.contracts import DatasetContract
 ROWS, IDS = 251, 40
 
 
+@dataclass
 class Known(Lookups):
-    def __init__(
-        self, tables: Sequence[Table] = (), caches: Mapping[str, TableCache] | None = None
-    ) -> None:
-        self._tables = tables
-        self._caches = caches or {}
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        return self._tables
+    tables: Sequence[Table] = ()
+    caches: Mapping[str, TableCache] = field(default_factory=dict)
 
     @property
     def parts(self) -> Sequence[TableStrategy]:
-        return [CacheStrategy(self._caches)] if self._caches else []
+        return [CacheStrategy(self.caches)] if self.caches else []
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
         found = {}
@@ -156,8 +151,7 @@ def test_a_static_cache_of_all_rows_makes_every_sample_hot(tmp_path: Path) -> No
 
 
 def test_the_test_split_is_left_as_it_is(tmp_path: Path) -> None:
-    write_table(tmp_path / "rows.parquet")
-    path = tmp_path / "rows.parquet"
+    path = parquet(tmp_path).options.path
     inner = SessionParquet(SessionParquet.Options(path=path, test_path=path))
     wrapper = hot_batches(inner, {}, Known([ITEM], {"t_item": cached([0])}))
     one, other = ([rows.data for rows in reader(data, "test")] for data in (inner, wrapper))

@@ -104,9 +104,8 @@ def test_a_window_holds_the_rows_that_it_had(shape: dict[str, int]) -> None:
             mixed = [count for count in counts if count not in (0, shape["batch_size"])]
             assert len(mixed) <= 1
         for rows in mine:
-            assert list(map(rows.origin_of, range(len(rows)))) == [
-                ("rows", number) for number in numbers(rows)
-            ]
+            origins = [("rows", number) for number in numbers(rows)]
+            assert list(map(rows.origin_of, range(len(rows)))) == origins
 
 
 @settings(max_examples=12, deadline=None)

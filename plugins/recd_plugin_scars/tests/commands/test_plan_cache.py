@@ -1,5 +1,3 @@
-"""`recd plan --cache` as a user runs it."""
-
 from __future__ import annotations
 
 import json

@@ -1,8 +1,5 @@
-"""TorchRec's planner and tables that are cached."""
-
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,44 +41,25 @@ class Caches(Cache):
 
 
 def model(*names: str) -> nn.Module:
-    tables = [
-        EmbeddingBagConfig(
-            name=name, embedding_dim=DIM, num_embeddings=ROWS, feature_names=[f"f_{name}"]
-        )
-        for name in names
-    ]
+    sizes = {"embedding_dim": DIM, "num_embeddings": ROWS}
+    tables = [EmbeddingBagConfig(name=each, feature_names=[f"f_{each}"], **sizes) for each in names]
     bags = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
     return nn.ModuleDict({"bags": bags})
 
 
-def load(name: str, exponent: float) -> TableLoad:
-    """A table whose row of rank r is read r^-exponent times as often as the first."""
-    reads = np.arange(1, ROWS + 1, dtype=np.float64) ** -exponent
-    return TableLoad(from_weights(name, reads, 1.0, features=(f"f_{name}",)), DIM)
-
-
-def registry(
-    exponents: Mapping[str, float],
-    share: float,
-    *,
-    storage: Path | None = None,
-    sharding: Any = None,
-) -> Prepared:
-    loads = {name: load(name, exponent) for name, exponent in exponents.items()}
-    plan = CachePlan.of(
-        loads,
-        {name: round(share * ROWS) for name in loads},
-        batch_size=test_planner.BATCH_SIZE,
-        optimizer="rowwise_adagrad",
-    )
-    caches = {
-        name: TableCache("static", share, np.arange(ROWS), folder=storage) for name in exponents
-    }
+def registry(share: float, *, storage: Path | None = None, sharding: Any = None) -> Prepared:
+    """Table a is cached. Its row of rank r is read r^-1.1 times as often as the first."""
+    reads = np.arange(1, ROWS + 1, dtype=np.float64) ** -1.1
+    load = TableLoad(from_weights("a", reads, 1.0, features=("f_a",)), DIM)
+    batch, optimizer = test_planner.BATCH_SIZE, "rowwise_adagrad"
+    cached = {"a": round(share * ROWS)}
+    plan = CachePlan.of({"a": load}, cached, batch_size=batch, optimizer=optimizer)
+    caches = {"a": TableCache("static", share, np.arange(ROWS), folder=storage)}
     shardings = [] if sharding is None else [(sharding, ["*"])]
-    cache = [(Caches(Caches.Options()), exponents)]
-    reg = test_planner.registry(*shardings, cache=cache, optimizer="rowwise_adagrad")
+    cache = [(Caches(Caches.Options()), ["a"])]
+    reg = test_planner.registry(*shardings, cache=cache, optimizer=optimizer)
     parts = {"cache[0]": CacheStrategy(caches, plan)}
-    return Prepared(reg, model(*exponents), Placement(), {}, parts=parts)
+    return Prepared(reg, model("a"), Placement(), {}, parts=parts)
 
 
 def part_of(ready: Prepared) -> CacheStrategy:
@@ -90,10 +68,10 @@ def part_of(ready: Prepared) -> CacheStrategy:
     return part
 
 
-def topology(device: str, ranks: int = 2) -> Topology:
+def topology(device: str) -> Topology:
     if device == "cpu":
-        return this_machine(ranks).to_torchrec()
-    return load_topology("zionex-a100-40g", nodes=1, ranks_per_node=ranks).to_torchrec()
+        return this_machine(2).to_torchrec()
+    return load_topology("zionex-a100-40g", nodes=1, ranks_per_node=2).to_torchrec()
 
 
 def constraints(ready: Prepared, module: nn.Module, device: str) -> dict[str, ParameterConstraints]:
@@ -106,18 +84,9 @@ def enumerator_of(ready: Prepared, module: nn.Module, device: str) -> SortedEnum
     return SortedEnumerator(topology(device), given, ready.registry.training, parts)
 
 
-def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:
-    enumerator = enumerator_of(ready, module, device)
-    found = enumerator.enumerate(module, ready.sharders())
-    chosen = [o for o in found if (o.name, o.sharding_type) == ("a", kind)]
-    return enumerator.static_storage(chosen)["a"]
-
-
-def fast_bytes(ready: Prepared, rows: int, dim: int, share: float) -> int:
+def misses(ready: Prepared, share: float) -> float:
     statistics = part_of(ready)._plan.statistics("a")
-    cold = statistics.expected_lookups * statistics.expected_miss_rate(share) * rows / ROWS
-    slots = min(rows, round(share * rows) + round(2 * cold))
-    return slots * (4 * dim + STATE + 16) + 4 * rows
+    return statistics.expected_lookups * statistics.expected_miss_rate(share)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +104,14 @@ def test_memory_is_that_of_the_tiers(
         "column_wise": ColumnWise(ColumnWise.Options(shards=2)),
     }[kind]
     storage = Path("slow") if in_file else None
-    ready = registry({"a": 1.1}, 0.05, storage=storage, sharding=sharding)
-    fast = fast_bytes(ready, rows, dim, 0.05)
+    ready, module = registry(0.05, storage=storage, sharding=sharding), model("a")
+    slots = min(rows, round(0.05 * rows) + round(2 * misses(ready, 0.05) * rows / ROWS))
+    fast = slots * (4 * dim + STATE + 16) + 4 * rows
     slow = 0 if in_file else rows * (4 * dim + STATE)
-    for shard in static_bytes(ready, model("a"), device, kind):
+    enumerator = enumerator_of(ready, module, device)
+    options = enumerator.enumerate(module, ready.sharders())
+    chosen = [each for each in options if (each.name, each.sharding_type) == ("a", kind)]
+    for shard in enumerator.static_storage(chosen)["a"]:
         found = (shard.hbm, shard.ddr)
         assert found == ((fast, slow) if device == "cuda" else (0, fast + slow))
 
@@ -147,7 +120,7 @@ def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
     module = model("a")
     where = this_machine(1)
     for part, storage, fits in ((0.5, Path("slow"), True), (0.5, None, False), (1.5, None, True)):
-        ready = registry({"a": 1.1}, 0.05, storage=storage)
+        ready = registry(0.05, storage=storage)
         memory = int(part * ROWS * (4 * DIM + STATE) / (1 - RESERVED_SHARE))
         there = where.model_copy(update={"ddr_bytes": memory}).to_torchrec()
         planner = ready.planner(there, profile=DataProfile({}))
@@ -155,24 +128,21 @@ def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
 
 
 def test_other_tables_keep_their_kernels() -> None:
-    ready = registry({"a": 1.1}, 0.05)
-    found = constraints(ready, model("a", "b"), "cpu")
+    ready, both = registry(0.05), model("a", "b")
+    found = constraints(ready, both, "cpu")
     assert found["a"].compute_kernels == ["fused_uvm_caching"]
     assert found["b"].compute_kernels is None
     assert found["b"].cache_params is None
-    planned = ready.planner(topology("cpu"), profile=DataProfile({})).plan(
-        model("a", "b"), ready.sharders()
-    )
-    kernels = {
-        name: sharding.compute_kernel for name, sharding in cast(Any, planned.plan["bags"]).items()
-    }
+    planner = ready.planner(topology("cpu"), profile=DataProfile({}))
+    planned = cast(Any, planner.plan(both, ready.sharders()).plan["bags"])
+    kernels = {name: sharding.compute_kernel for name, sharding in planned.items()}
     assert kernels == {"a": "fused_uvm_caching", "b": "fused"}
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_nothing_and_everything_can_be_cached(share: float) -> None:
     """TorchRec's planner takes load factors strictly between 0 and 1."""
-    ready, module = registry({"a": 1.1}, share), model("a")
+    ready, module = registry(share), model("a")
     plan = ready.planner(topology("cpu"), profile=DataProfile({})).plan(module, ready.sharders())
     params = cast(Any, plan.plan["bags"])
     assert 0 < params["a"].cache_params.load_factor < 1
@@ -188,9 +158,7 @@ def test_misses_take_time_by_where_they_come_from() -> None:
         rate = where.ddr_mem_bw if device == "cpu" else where.hbm_to_ddr_mem_bw
         times = []
         for share, storage in ((0.05, None), (0.5, None), (0.05, Path("slow"))):
-            ready = registry({"a": 1.1}, share, storage=storage)
-            statistics = part_of(ready)._plan.statistics("a")
-            cold = statistics.expected_lookups * statistics.expected_miss_rate(share)
+            ready = registry(share, storage=storage)
             slower = 1.0 if storage is None else rate * 1000 / 2**30
             enumerator = enumerator_of(ready, module, device)
             (option,) = (
@@ -199,7 +167,8 @@ def test_misses_take_time_by_where_they_come_from() -> None:
                 if (each.sharding_type, each.compute_kernel) == ("table_wise", "fused_uvm_caching")
             )
             perf = option.shards[0].perf
-            assert perf.prefetch_compute == pytest.approx(cold * DIM * 4 / rate * slower)
+            expected = misses(ready, share) * DIM * 4 / rate * slower
+            assert perf.prefetch_compute == pytest.approx(expected)
             times.append(perf.total)
         small, large, file = times
         assert large < small < file

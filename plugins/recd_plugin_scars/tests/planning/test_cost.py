@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recd_plugin_scars.planning.load import BatchRows, TableLoad, seen
+from recd_plugins.interfaces.access import TableAccess
 from recd_plugins.interfaces.distributions import from_weights, zipf
 
 
@@ -76,8 +77,6 @@ def test_segments_of_counts() -> None:
 
 
 def test_rows_that_a_sketch_does_not_know_share_what_is_left() -> None:
-    from recd_plugins.interfaces.access import TableAccess
-
     known: NDArray[np.float64] = np.array([50.0, 30.0, 1.0])
     # 19 reads of 7 unknown rows: more each than the least known row has.
     access = TableAccess("t", ("f",), 10, 10, np.array([4, 2, 9]), known, 100.0, error=3.0)

@@ -108,15 +108,6 @@ def test_ties_go_to_fewer_rows() -> None:
     assert (best.place, best.cost) == (3, 1.0)
 
 
-def tables(rng: np.random.Generator, dims: Sequence[int]) -> list[TableLoad]:
-    return [
-        TableLoad(
-            from_weights(f"t{index}", np.sort(rng.random(6))[::-1], float(rng.uniform(0.5, 3))), dim
-        )
-        for index, dim in enumerate(dims)
-    ]
-
-
 def unique_bytes(
     loads: Sequence[TableLoad], sizes: Sequence[float], rows: Sequence[int], batch: float
 ) -> float:
@@ -130,8 +121,10 @@ def unique_bytes(
 @pytest.mark.parametrize("seed", range(10))
 def test_rows_and_batch_together_as_enumeration_finds(seed: int) -> None:
     rng = np.random.default_rng(seed + 100)
-    loads = tables(rng, dims := [2, 8])
-    sizes = [4.0 * dim + 4 for dim in dims]
+    loads, sizes = [], [12.0, 36.0]
+    for dim in (2, 8):
+        weights = np.sort(rng.random(6))[::-1]
+        loads.append(TableLoad(from_weights(f"t{dim}", weights, rng.uniform(0.5, 3)), dim))
     sample = float(rng.uniform(5, 80))
     memory = Memory(float(rng.uniform(200, 900)), sample, largest_batch=12)
     costs = StepCosts(sample=2.0, step=float(rng.choice([0, 100, 1000])), byte=0.5)

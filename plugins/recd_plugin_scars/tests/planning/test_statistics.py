@@ -1,5 +1,3 @@
-"""What TorchRec's planner is told."""
-
 from __future__ import annotations
 
 from itertools import pairwise
@@ -29,7 +27,5 @@ def test_miss_rates_fall_from_all_to_none() -> None:
 def test_cacheability_of_the_two_extremes() -> None:
     even = AccessStatistics(TableLoad(from_weights("t", np.ones(400), 1.0), 4), 64)
     assert even.cacheability == pytest.approx(0.5)
-    one = AccessStatistics(
-        TableLoad(from_weights("t", np.array([1.0]), 1.0, num_embeddings=1000), 4), 64
-    )
-    assert one.cacheability == pytest.approx(0.0005)
+    single = from_weights("t", np.array([1.0]), 1.0, num_embeddings=1000)
+    assert AccessStatistics(TableLoad(single, 4), 64).cacheability == pytest.approx(0.0005)

@@ -26,9 +26,8 @@ def test_predicted_rows_are_those_of_drawn_batches(held: int) -> None:
         fetched = batch[batch >= 200]
         missed.append(len(np.setdiff1d(fetched, before)) if held else len(fetched))
         before = batch
-    plan = CachePlan.of(
-        {"a": LOAD}, {"a": 200}, batch_size=128, optimizer="rowwise_adagrad", held=held
-    )
+    optimizer = "rowwise_adagrad"
+    plan = CachePlan.of({"a": LOAD}, {"a": 200}, batch_size=128, optimizer=optimizer, held=held)
     found = plan.tables["a"].traffic
     assert found.lookups == pytest.approx(256)
     assert found.unique_rows == pytest.approx(float(np.mean(unique)), rel=0.01)

@@ -76,9 +76,8 @@ def cached_kernel(config: GroupedEmbeddingConfig, caches: Mapping[str, TableCach
 def pair(config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache]) -> tuple[Any, Kernel]:
     kind = PortableEmbedding if config.pooling == PoolingType.NONE else PortableEmbeddingBag
     plain, cached = kind(config, device=CPU), cached_kernel(config, caches)
-    for weight, other in zip(
-        plain.split_embedding_weights(), cached.split_embedding_weights(), strict=True
-    ):
+    weights, others = (each.split_embedding_weights() for each in (plain, cached))
+    for weight, other in zip(weights, others, strict=True):
         other.copy_(weight)
     return plain, cached
 

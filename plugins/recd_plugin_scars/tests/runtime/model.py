@@ -104,9 +104,8 @@ class Trainer:
         self.rank, self.training = dist.get_rank(), training
         caches = {} if case is None else case.caches(folder)
         model = ParityModel(PARTS)
-        spec = TrainingSpec(
-            optimizer=training.optimizer, learning_rate=LEARNING_RATE[training.optimizer], eps=1e-8
-        )
+        name = training.optimizer
+        spec = TrainingSpec(optimizer=name, learning_rate=LEARNING_RATE[name], eps=1e-8)
         coalesced = case is not None and case.coalesced
         unique = [table.name for table in tables_of(model)] if coalesced else []
         kinds = (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder)

@@ -65,15 +65,10 @@ def test_any_order_of_training_prefetching_and_evaluating(
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    config = config_of(
-        [ROWS] * len(policies),
-        pooling,
-        features={0: ["f0", "g"]} if shared else None,
-        optimizer=optimizer,
-    )
-    plain, kernel = pair(
-        config, {f"t{index}": cache_of(policy, cached) for index, policy in enumerate(policies)}
-    )
+    rows, features = [ROWS] * len(policies), {0: ["f0", "g"]} if shared else None
+    config = config_of(rows, pooling, features=features, optimizer=optimizer)
+    caches = {f"t{index}": cache_of(policy, cached) for index, policy in enumerate(policies)}
+    plain, kernel = pair(config, caches)
     prefetched: list[KeyedJaggedTensor] = []
 
     def look_up(features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
@@ -86,22 +81,17 @@ def test_any_order_of_training_prefetching_and_evaluating(
             learn(output)
 
     for order in ["train", *orders]:
-        features = _batch(config.feature_names(), pooling, form, dtype, generator)
+        batch = _batch(config.feature_names(), pooling, form, dtype, generator)
         if order == "prefetch":
-            kernel.prefetch(features)
-            prefetched.append(features)
+            kernel.prefetch(batch)
+            prefetched.append(batch)
         elif order == "train":
-            if prefetched:
-                train(prefetched.pop(0))
-            else:
-                train(features)
-        elif order == "evaluate":
-            with torch.no_grad():
-                look_up(features)
+            train(prefetched.pop(0) if prefetched else batch)
         else:
-            look_up(features)
-    for features in prefetched:
-        train(features)
+            with torch.set_grad_enabled(order != "evaluate"):
+                look_up(batch)
+    for batch in prefetched:
+        train(batch)
     assert_equal(state_of(plain), state_of(kernel))
 
 
@@ -129,11 +119,21 @@ def one_table(
     return pair(config_of([rows], **params), {"t0": cache_of(policy, cached, rows)})
 
 
-def test_two_batches_in_flight_update_one_row() -> None:
-    plain, kernel = one_table()
-    first, second = batch_of([[0, 1], [6]]), batch_of([[1, 6], [1]])
+@pytest.mark.parametrize(
+    ("cached", "rows", "first", "second"),
+    [
+        (2, ROWS, [[0, 1], [6]], [[1, 6], [1]]),
+        # The fast memory grows while a graph holds it.
+        (0, 5000, [[3], [4]], [[*range(5000)], [4]]),
+    ],
+    ids=str,
+)
+def test_two_batches_in_flight_update_one_row(
+    cached: int, rows: int, first: list[list[int]], second: list[list[int]]
+) -> None:
+    plain, kernel = one_table(cached=cached, rows=rows)
     for module in (plain, kernel):
-        outputs = [module(first), module(second)]
+        outputs = [module(batch_of(first)), module(batch_of(second))]
         for seed, output in enumerate(reversed(outputs)):
             learn(output, seed)
     assert_equal(state_of(plain), state_of(kernel))
@@ -144,27 +144,11 @@ def test_gradients_of_weights_of_ids() -> None:
     gradients = []
     for module in (plain, kernel):
         weights = torch.tensor([0.5, 2.0, 3.0], requires_grad=True)
-        features = KeyedJaggedTensor(
-            keys=["f0"],
-            values=torch.tensor([1, 1, 5]),
-            lengths=torch.tensor([2, 1]),
-            weights=weights,
-        )
-        learn(module(features))
+        ids, lengths = torch.tensor([1, 1, 5]), torch.tensor([2, 1])
+        learn(module(KeyedJaggedTensor(["f0"], ids, lengths=lengths, weights=weights)))
         assert weights.grad is not None
         gradients.append(weights.grad)
     assert torch.equal(*gradients)
-    assert_equal(state_of(plain), state_of(kernel))
-
-
-def test_the_fast_memory_grows_while_a_graph_holds_it() -> None:
-    rows = 5000
-    plain, kernel = one_table(cached=0, rows=rows)
-    small, large = batch_of([[3], [4]]), batch_of([list(range(rows)), [4]])
-    for module in (plain, kernel):
-        outputs = [module(small), module(large)]
-        for output in outputs:
-            learn(output)
     assert_equal(state_of(plain), state_of(kernel))
 
 

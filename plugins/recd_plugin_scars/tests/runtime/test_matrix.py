@@ -1,9 +1,4 @@
-"""Cached tables train as plain ones, bit for bit.
-
-The matrix: {static, lru, lfu} x {table-, row-, column-wise} x {1, 2 ranks} x {with and without
-lookahead} x {KJT, IKJT} x fast memory of {0, 1, some, all} rows x {SGD, row-wise Adagrad}, with
-rows in memory and in files, of an EmbeddingBagCollection and an EmbeddingCollection.
-"""
+"""Cached tables train as plain ones, bit for bit, whatever the sharding, policy and storage."""
 
 from __future__ import annotations
 
@@ -64,12 +59,9 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
     for state, other in zip(cached.states, plain.states, strict=True):
         pairs += [(state[name], other[name]) for name in other]
     before, after = plain.states
-    return Difference(
-        max(_distance(*pair) for pair in pairs),
-        max(_distance(after[name], each) for name, each in before.items()),
-        traffic,
-        unsaved,
-    )
+    apart = max(_distance(*pair) for pair in pairs)
+    moved = max(_distance(after[name], each) for name, each in before.items())
+    return Difference(apart, moved, traffic, unsaved)
 
 
 @functools.cache

@@ -1,5 +1,3 @@
-"""The cache of frequent rows on the fake CUDA device."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -47,16 +47,13 @@ def shard(
     rows: int = 6,
 ) -> DistributedModelParallel:
     tables = [
-        EmbeddingBagConfig(
-            name=name, num_embeddings=rows, embedding_dim=width, feature_names=[f"f_{name}"]
-        )
-        for name, width in zip("abc", widths, strict=False)
+        EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=d, feature_names=[f"f_{n}"])
+        for n, d in zip("abc", widths, strict=False)
     ]
     model = torch.nn.Sequential(EmbeddingBagCollection(tables=tables, device=CPU))
-    sharder = ExactEmbeddingBagCollectionSharder(
-        {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5},
-        kernels=[CachedKernels(caches), CachedKernels(of_another or {})],
-    )
+    params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}
+    kernels = [CachedKernels(caches), CachedKernels(of_another or {})]
+    sharder = ExactEmbeddingBagCollectionSharder(params, kernels=kernels)
     module_plan = plan_of(model[0], plan, sharder, 1, 1, "cpu")
     for sharding in module_plan.values():
         sharding.cache_params = cache_params
@@ -72,11 +69,9 @@ def test_kernels_on_cpu() -> None:
 
 
 def test_cached_and_uncached_tables_of_one_module() -> None:
-    dmp = shard(
-        {"a": LRU, "elsewhere": LRU},
-        {"a": row_wise(compute_kernel=UVM), "b": row_wise()},
-        cache_params=CacheParams(prefetch_pipeline=True),
-    )
+    plan, params = {"a": row_wise(compute_kernel=UVM), "b": row_wise()}, CacheParams()
+    params.prefetch_pipeline = True
+    dmp = shard({"a": LRU, "elsewhere": LRU}, plan, cache_params=params)
     assert [name for kernel in cached_kernels(dmp) for name, _ in kernel.traffic()] == ["a"]
 
 

@@ -224,14 +224,13 @@ def _shape(value: Any) -> Any:
     if not isinstance(value, ShardedTensor):
         return type(value).__name__, tuple(getattr(value, "shape", ()))
     metadata = value.metadata()
-    # Beside a GPU stock tables are in its memory, cached ones in that of the host.
-    on_cpu = DEVICE.type == "cpu"
+
+    def place(placement: Any) -> Any:
+        # Beside a GPU stock tables are in its memory, cached ones in that of the host.
+        return str(placement) if DEVICE.type == "cpu" else placement.rank()
+
     shards = [
-        (
-            tuple(each.shard_offsets),
-            tuple(each.shard_sizes),
-            str(each.placement) if on_cpu else each.placement.rank(),
-        )
+        (tuple(each.shard_offsets), tuple(each.shard_sizes), place(each.placement))
         for each in metadata.shards_metadata
     ]
     return tuple(metadata.size), str(metadata.tensor_properties.dtype), sorted(shards)
@@ -332,9 +331,8 @@ def save_deltas(rank: int, world_size: int, case: Case, folder: Path) -> tuple[i
 
 @pytest.mark.parametrize(("sharding", "world_size"), [*zip(SHARDINGS, (1, 2, 2), strict=True)])
 def test_deltas_of_cached_tables(sharding: str, world_size: int, tmp_path: Path) -> None:
-    for tables, expected, found in run_on_ranks(
-        save_deltas, world_size, case_of(sharding), tmp_path
-    ):
+    case = case_of(sharding)
+    for tables, expected, found in run_on_ranks(save_deltas, world_size, case, tmp_path):
         assert tables > 0
         for name, values in expected.state.items():
             assert torch.equal(found.state[name], values), name

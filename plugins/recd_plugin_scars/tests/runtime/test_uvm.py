@@ -81,17 +81,15 @@ def _kernel(policy: Any, pooling: PoolingType, device: torch.device) -> Any:
 
 def _check_rows(rows: Tensor, weights: Tensor, ids: Any, pooling: PoolingType) -> Tensor:
     bags = [weights.cpu()[torch.tensor(bag)] for bag in ids[0]]
-    expected = (
-        torch.cat(bags) if pooling == PoolingType.NONE else torch.stack([b.sum(0) for b in bags])
-    )
-    torch.testing.assert_close(rows.detach().cpu(), expected)
+    if pooling != PoolingType.NONE:
+        bags = [bag.sum(0, keepdim=True) for bag in bags]
+    torch.testing.assert_close(rows.detach().cpu(), torch.cat(bags))
     return rows
 
 
 def _count(counts: Any, operator: str) -> int:
-    return sum(
-        n for each, n in counts.items() if (each.what, each.kind) == ("dispatched", operator)
-    )
+    wanted = ("dispatched", operator)
+    return sum(n for each, n in counts.items() if (each.what, each.kind) == wanted)
 
 
 def test_only_policies_of_fbgemm_use_its_cache() -> None:
