@@ -29,12 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 #: What runs by day besides others in turn: what it moves is compared.
 ALWAYS = ["static", "what pays", "nothing"]
-TODAY = [
-    *ALWAYS,
-    *of_today(
-        [each for each in (*OPTIONS, *SHARDINGS, "kjt", "compared") if each not in ALWAYS], 2
-    ),
-]
+OTHERS = [each for each in (*OPTIONS, *SHARDINGS, "kjt", "compared") if each not in ALWAYS]
+TODAY = [*ALWAYS, *of_today(OTHERS, 2)]
 
 
 def by_sharding(use: str) -> dict[str, Any]:
