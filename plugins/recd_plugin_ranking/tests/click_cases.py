@@ -1,5 +1,3 @@
-"""Tables of clicks for tests."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -82,10 +82,10 @@ def test_ties_count_as_the_mean_over_all_orders_of_them():
     labels = np.array([False, True, False, True, False, True])
     one = np.zeros(6, np.int64)
     found = means([figures(one, scores, labels, [2, 3])])
-    orders = [
-        means([figures(one, np.array([9.0, *(8 - np.array(order)), 0]), labels, [2, 3])])
-        for order in permutations(range(4))
-    ]
+    orders = []
+    for order in permutations(range(4)):
+        scores = np.array([9.0, *(8 - np.array(order)), 0])
+        orders.append(means([figures(one, scores, labels, [2, 3])]))
     for name, value in found.items():
         assert value == pytest.approx(np.mean([order[name] for order in orders])), name
 

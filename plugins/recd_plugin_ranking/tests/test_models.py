@@ -27,13 +27,10 @@ def _counts(feature: str, num_embeddings: int) -> np.ndarray:
 FEATURES = ModelFeatures(2, ("user", "item"), ("seen", "bought"), positive_counts=_counts)
 
 
+SIZES: dict[str, Any] = {"num_embeddings": 50, "embedding_dim": 8}
 MODELS = [
-    TwoTower(
-        TwoTower.Options(
-            item=["item"], user_dense=[0], item_dense=[1], num_embeddings=50, embedding_dim=8
-        )
-    ),
-    SasRec(SasRec.Options(history="seen", item="item", num_embeddings=50, embedding_dim=8)),
+    TwoTower(TwoTower.Options(item=["item"], user_dense=[0], item_dense=[1], **SIZES)),
+    SasRec(SasRec.Options(history="seen", item="item", **SIZES)),
 ]
 
 
@@ -56,9 +53,8 @@ def test_sampled_losses_are_full_ones_where_every_item_is_a_candidate():
     ids = torch.cat([torch.arange(9), targets])
     candidates = Candidates.of(ids, table[ids], None, torch.Generator())
     found = losses_among(candidates, queries, targets, table[targets], None, 0.5)
-    torch.testing.assert_close(
-        found, F.cross_entropy(queries @ table.T / 0.5, targets, reduction="none")
-    )
+    expected = F.cross_entropy(queries @ table.T / 0.5, targets, reduction="none")
+    torch.testing.assert_close(found, expected)
 
 
 def test_with_the_correction_the_right_logits_are_the_best_ones():
@@ -108,9 +104,7 @@ def test_the_seed_that_a_model_is_made_by_tells_what_it_draws():
 
 
 def test_a_history_sees_nothing_behind_a_place():
-    options = SasRec.Options(
-        history="seen", item="item", num_embeddings=50, embedding_dim=8, correct=False
-    )
+    options = SasRec.Options(history="seen", item="item", correct=False, **SIZES)
     torch.manual_seed(0)
     model: Any = SasRec(options).build(FEATURES)
     encoder = model.top.encoder
@@ -127,27 +121,22 @@ def test_a_history_sees_nothing_behind_a_place():
     ("options", "message"),
     [
         ({"item": ["itm"]}, "no sparse feature 'itm'. Use one of: 'user', 'item"),
-        (
-            {"item": ["item"], "tables": {"t_itme": 9}},
-            "'t_itme' matches no table. Use one of: 't_user'",
-        ),
+        ({"tables": {"t_itme": 9}}, "'t_itme' matches no table. Use one of: 't_user'"),
+        # Without data there is no popularity.
+        ({"features": ("user", "item")}, r"needs the popularity of items.*correct: false"),
     ],
 )
 def test_options_that_fit_no_feature_are_named(options, message):
+    of_data = FEATURES
+    if "features" in options:
+        of_data = ModelFeatures(0, options.pop("features"))
     with pytest.raises(RecdError, match=message):
-        TwoTower(TwoTower.Options(**options)).build(FEATURES)
-
-
-def test_without_data_no_popularity():
-    with pytest.raises(RecdError, match=r"needs the popularity of items.*correct: false"):
-        TwoTower(TwoTower.Options(item=["item"])).build(ModelFeatures(0, ("user", "item")))
+        TwoTower(TwoTower.Options(**{"item": ["item"], **options})).build(of_data)
 
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_items_of_a_user_are_no_negatives_of_the_same_user(masked):
-    options = TwoTower.Options(
-        item=["item"], user=["user"], num_embeddings=50, embedding_dim=8, mask_same_user=masked
-    )
+    options = TwoTower.Options(item=["item"], user=["user"], mask_same_user=masked, **SIZES)
     torch.manual_seed(0)
     model: Any = TwoTower(options).build(replace(FEATURES, sequence=()))
     users, items = torch.tensor([7, 7, 8, 9]), torch.tensor([1, 2, 3, 1])

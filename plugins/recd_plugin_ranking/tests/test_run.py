@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from ruamel.yaml import YAML
 from tests.commands import invoke, recd
 
 from recd_plugin_ranking.full_ranking import Rules, _check_scores, _Had, _positive
@@ -32,22 +32,20 @@ from recd_plugins.training.trained import unchecked_model, whole_model, with_tra
 from recd_plugins.training.trainer import Job, train
 
 SIZES = {"num_embeddings": ITEMS, "embedding_dim": 8}
-SASREC = {
-    "use": "ranking.sasrec",
-    "options": {"history": "history", "item": "item", "max_length": 4, **SIZES},
-}
-TWO_TOWER = {
-    "use": "ranking.two_tower",
-    "options": {"item": ["item", "colour"], "item_dense": [0], "hidden": [8], **SIZES},
-}
-NEGATIVES = {
-    "use": "ranking.negatives",
-    "options": {"item": "item", "with_item": ["colour", "price"], "negatives": 2},
-}
+ITEM = {"history": "history", "item": "item", "max_length": 4, **SIZES}
+SASREC = {"use": "ranking.sasrec", "options": ITEM}
+TOWERS = {"item": ["item", "colour"], "item_dense": [0], "hidden": [8], **SIZES}
+TWO_TOWER = {"use": "ranking.two_tower", "options": TOWERS}
+DRAWN = {"item": "item", "with_item": ["colour", "price"], "negatives": 2}
+NEGATIVES = {"use": "ranking.negatives", "options": DRAWN}
 
 
 def write_registry(
-    folder: Path, model: dict[str, Any], converter: str = "recd.ikjt", **options: Any
+    folder: Path,
+    model: dict[str, Any],
+    converter: str = "recd.ikjt",
+    sharding: Sequence[dict[str, Any]] = (),
+    **options: Any,
 ) -> Path:
     """A registry with negatives; ``options`` are of the model, ``loss`` binary by default."""
     table = clicks(folder / "clicks.parquet", rows=240)
@@ -57,11 +55,12 @@ def write_registry(
         "version": 1,
         "dataset": {**dataset, "wrap": [NEGATIVES]},
         "converter": {"use": converter},
+        "sharding": sharding,
         "model": {**model, "options": {**model["options"], "loss": "binary", **options}},
         "training": {**steps, "optimizer": "sgd", "learning_rate": 0.5},
     }
-    with (folder / "r.yaml").open("w", encoding="utf-8") as stream:
-        YAML().dump(document, stream)
+    (folder / "checkpoints").mkdir()
+    (folder / "r.yaml").write_text(json.dumps(document), encoding="utf-8")
     return folder / "r.yaml"
 
 
@@ -111,7 +110,6 @@ def test_losses_are_those_without_shards_and_without_deduplication(
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
     path = write_registry(tmp_path, SASREC, loss="sampled_softmax", dropout=0.3, most_candidates=6)
-    (tmp_path / "checkpoints").mkdir()
     checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 1}
     jobs = [
         Job(path),
@@ -124,10 +122,8 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_checkpoint_of_before_replicated_tables_were_named_as_others(tmp_path):
-    path = write_registry(tmp_path, TWO_TOWER)
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write("sharding: [{use: torchrec.data_parallel, tables: [t_colour]}]\n")
-    (tmp_path / "checkpoints").mkdir()
+    replicated = {"use": "torchrec.data_parallel", "tables": ["t_colour"]}
+    path = write_registry(tmp_path, TWO_TOWER, sharding=[replicated])
     fixed = {"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
     kept = {**fixed, "checkpoint": {"path": str(tmp_path / "checkpoints"), "every": 4}}
     jobs = [Job(path, overrides=fixed), Job(path, overrides={**kept, "steps": 4})]
@@ -160,7 +156,7 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     folder = tmp_path_factory.mktemp("trained")
     jobs = {}
     for model, loss in ((SASREC, "sampled_softmax"), (TWO_TOWER, "in_batch")):
-        (folder / loss / "checkpoints").mkdir(parents=True)
+        (folder / loss).mkdir()
         path = write_registry(folder / loss, model, loss=loss, num_embeddings=ITEMS + 1)
         checkpoint = {"path": str(folder / loss / "checkpoints")}
         jobs[loss] = Job(path, overrides={"checkpoint": checkpoint, "steps": 1})

@@ -4,22 +4,15 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from tests.commands import recd, refusal
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
 from recd_plugins.data.list_dict import is_list_dict
 
 IDS = pa.list_(pa.int64())
-
-
-@pytest.fixture(scope="module")
-def papercal(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tables") / "papercal"
-    write_table(folder, TableOptions(rows=1000, row_group_rows=250, files=2))
-    return folder
 
 
 convert, refused = (partial(command, "convert-layout") for command in (recd, refusal))
@@ -36,18 +29,17 @@ def files(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*"))
 
 
-def table(path: Path, rows: int = 12, **columns) -> Path:
+def table(path: Path, rows: int = 12) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    ids = [[i // 4, 7, 8] for i in range(rows)]
-    data = {"session_id": [i // 4 for i in range(rows)], "ts": list(range(rows)), "history": ids}
-    schema = pa.schema({"session_id": pa.int64(), "ts": pa.int64(), "history": IDS})
-    arrays = {name: pa.array(data[name], schema.field(name).type) for name in data}
-    pq.write_table(pa.table({**arrays, **columns}), path)
+    ids = pa.array([[i // 4, 7, 8] for i in range(rows)], IDS)
+    columns = {"session_id": np.arange(rows) // 4, "ts": np.arange(rows), "history": ids}
+    pq.write_table(pa.table(columns), path)
     return path
 
 
-def test_there_and_back_is_the_same_table(papercal, tmp_path):
-    there, back = tmp_path / "there", tmp_path / "back"
+def test_there_and_back_is_the_same_table(tmp_path):
+    papercal, there, back = (tmp_path / name for name in ("papercal", "there", "back"))
+    write_table(papercal, TableOptions(rows=1000, row_group_rows=250, files=2))
     said = convert(papercal, there, "--layout", "list_dict", "--json", tmp_path / "report.json")
     convert(there, back, "--layout", "list")
     assert rows_of(back).equals(rows_of(papercal))

@@ -105,11 +105,7 @@ def test_forms_of_features(cls: Any, options: dict[str, Any], forms: Any) -> Non
     ("cls", "options", "message"),
     [
         (IkjtConverter, {"groups": [["a", "b"], ["b"]]}, "more than once: 'b"),
-        (
-            PartialIkjtConverter,
-            {"features": ["a"], "groups": [["a"]]},
-            "'features' and 'groups' both contain 'a'",
-        ),
+        (PartialIkjtConverter, {"features": ["a"], "groups": [["a"]]}, "'groups' both contain 'a'"),
         (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "more than once: 'a"),
     ],
 )
@@ -265,9 +261,8 @@ def test_batches_are_those_of_recd_ikjt_on_lists(tables, size, factor):
         schemas.append(dataset.schema())
         readers.append(dataset.reader(rank=0, world_size=1, batch_size=size, split="train"))
     assert schemas[0] == schemas[1]
-    ikjt, passed_on = (
-        make(cls, min_dedupe_factor=factor) for cls in (IkjtConverter, ListDictConverter)
-    )
+    classes = (IkjtConverter, ListDictConverter)
+    ikjt, passed_on = (make(cls, min_dedupe_factor=factor) for cls in classes)
     for rows, rows_of_dict in zip(*readers, strict=True):
         batch = passed_on.convert(rows_of_dict, schemas[0])
         assert same(batch, ikjt.convert(rows, schemas[0]))

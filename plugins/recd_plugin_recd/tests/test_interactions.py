@@ -39,9 +39,8 @@ def dat(events: Sequence[Event]) -> str:
 
 
 def csv(events: Sequence[Event]) -> str:
-    return "userId,movieId,rating,timestamp\r\n" + "".join(
-        ",".join(map(str, event)) + "\r\n" for event in events
-    )
+    lines = ["userId,movieId,rating,timestamp", *(",".join(map(str, each)) for each in events)]
+    return "".join(f"{line}\r\n" for line in lines)
 
 
 def dataset(path: Path, **options: Any) -> Interactions:
@@ -185,9 +184,8 @@ LEAVE_ONE_OUT = {"by": "leave_one_out"}
 
 
 def items_and_histories(data: Interactions, split: str) -> list[tuple[int, int, list[int]]]:
-    return [
-        (row["user_id"][0], row["item_id"][0], row["history_seen"]) for row in read(data, split)
-    ]
+    rows = read(data, split)
+    return [(row["user_id"][0], row["item_id"][0], row["history_seen"]) for row in rows]
 
 
 def test_leave_one_out_tests_the_last_event_of_each_user(path):
@@ -195,13 +193,11 @@ def test_leave_one_out_tests_the_last_event_of_each_user(path):
     assert data.splits() == ("train", "test")
     # All that was known right before it, whenever features are refreshed.
     assert items_and_histories(data, "test") == [(2, 13, [11, 10]), (1, 10, [10, 11, 12, 13])]
-    assert [row[:2] for row in items_and_histories(data, "train")] == [
-        (1, 10), (1, 11), (1, 12), (2, 11), (2, 10), (1, 13),
-    ]  # fmt: skip
+    trained = [(1, 10), (1, 11), (1, 12), (2, 11), (2, 10), (1, 13)]
+    assert [row[:2] for row in items_and_histories(data, "train")] == trained
     # With a validation split, which has the last event but one.
     data = dataset(path, test={**LEAVE_ONE_OUT, "validation": True})
-    training = items_and_histories(data, "train")
-    assert [row[:2] for row in training] == [(1, 10), (1, 11), (1, 12), (2, 11)]
+    assert [row[:2] for row in items_and_histories(data, "train")] == trained[:4]
 
 
 def test_a_shuffled_order_keeps_requests_together_and_is_another_in_each_epoch(path):

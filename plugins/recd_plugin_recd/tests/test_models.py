@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
-from tests.commands import invoke, recd
+from tests.commands import recd, refusal
 
 from recd_plugin_recd.models import rm_registry
 from recd_plugins import load_registry
@@ -63,15 +62,20 @@ def test_options_stand_in_the_file(tmp_path):
     ],
 )
 def test_a_mistake_is_told_and_writes_nothing(tmp_path, arguments, message):
-    result = invoke("init", arguments[0], tmp_path / "registry.yaml", *arguments[1:])
-    assert result.exit_code == 2
-    assert message in result.output
+    name, *options = arguments
+    assert message in refusal("init", name, tmp_path / "registry.yaml", *options, code=2)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    name, arguments, changes = request.param
+@pytest.mark.parametrize(
+    ("name", "arguments", "changes"),
+    [
+        ("rm1", {}, {}),
+        ("rm2", {}, {"pool_rows: unique": "pool_rows: all", "recd.ikjt": "recd.partial_ikjt"}),
+        ("rm3", {"layout": "interleaved"}, {"optimizer: rowwise_adagrad": "optimizer: sgd"}),
+    ],
+)
+def test_losses_are_those_of_stock_torchrec(tmp_path, name, arguments, changes):
     path = tmp_path / "registry.yaml"
     text = rm_registry(name, folder=tmp_path, scale=0.03, rows=384, batch_size=32, **arguments)
     for usual, other in {"  ranks: 2": "  ranks: 2\n  steps: 6", **changes}.items():
@@ -79,22 +83,8 @@ def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         text = text.replace(usual, other)
     path.write_text(text, encoding="utf-8")
     load_registry(path).dataset.prepare()
-    return path
-
-
-@pytest.mark.parametrize(
-    "registry",
-    [
-        ("rm1", {}, {}),
-        ("rm2", {}, {"pool_rows: unique": "pool_rows: all", "recd.ikjt": "recd.partial_ikjt"}),
-        ("rm3", {"layout": "interleaved"}, {"optimizer: rowwise_adagrad": "optimizer: sgd"}),
-    ],
-    indirect=True,
-    ids=lambda case: case[0],
-)
-def test_losses_are_those_of_stock_torchrec(registry: Path) -> None:
-    baseline, _ = run_on_ranks(train, 2, Job(registry, "baseline"))
-    plugins, _ = run_on_ranks(train, 2, Job(registry, "plugins"))
+    baseline, _ = run_on_ranks(train, 2, Job(path, "baseline"))
+    plugins, _ = run_on_ranks(train, 2, Job(path, "plugins"))
     assert len(baseline.losses) == len(plugins.losses) == 6
     assert baseline.losses[-1] < baseline.losses[0] - 0.005, "nothing was learned"
     np.testing.assert_allclose(plugins.losses, baseline.losses, rtol=0, atol=1e-5)

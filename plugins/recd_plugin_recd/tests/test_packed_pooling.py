@@ -56,10 +56,7 @@ def test_packed_rows_are_pooled_as_on_cpu(
 ) -> None:
     torch.manual_seed(0)
     groups: list[Any] = [
-        (
-            [randomized(pooling.build(DIM)) for _ in of_group],
-            [sequence(of_feature) for of_feature in of_group],
-        )
+        ([randomized(pooling.build(DIM)) for _ in of_group], [*map(sequence, of_group)])
         for of_group in lengths
     ]
     expected = pooled_with_gradients(pooling, groups)
@@ -143,12 +140,8 @@ def on_fake_cuda(_rank: int, _world_size: int, use: str) -> None:
         pooling.put(name, POOLINGS[use])
     for module in pooling.poolings.values():
         randomized(module)
-    kjt = KeyedJaggedTensor(
-        keys=list("abcdt"),
-        values=torch.arange(25),
-        lengths=torch.tensor([[3, 0, 2], [0, 4, 0], [1, 1, 0], [1, 0, 5], [2, 2, 4]]).flatten(),
-        stride=3,
-    )
+    sizes = torch.tensor([[3, 0, 2], [0, 4, 0], [1, 1, 0], [1, 0, 5], [2, 2, 4]])
+    kjt = KeyedJaggedTensor(list("abcdt"), torch.arange(25), lengths=sizes.flatten(), stride=3)
     inverse = torch.tensor([1, 0, 1, 2]), torch.tensor([1, 1, 0, 0])
     batch = ModelInput(
         torch.zeros(4, 0),

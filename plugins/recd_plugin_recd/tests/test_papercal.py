@@ -40,10 +40,8 @@ def test_sessions_have_the_mean_and_the_tail_of_the_paper():
 @pytest.mark.parametrize("layout", ["clustered", "interleaved", "stream"])
 def test_a_row_is_the_same_whatever_the_chunks(layout):
     whole = papercal.make_rows(keys_of(600, layout, 5))
-    parts = [
-        papercal.make_rows(chunk)
-        for chunk in papercal.chunks(papercal.row_keys(600, 5, layout), 127)
-    ]
+    chunks = papercal.chunks(papercal.row_keys(600, 5, layout), 127)
+    parts = [papercal.make_rows(chunk) for chunk in chunks]
     assert [len(part) for part in parts] == [127, 127, 127, 127, 92]
     assert pa.Table.from_batches(parts).combine_chunks() == pa.table(whole)
 
@@ -60,14 +58,10 @@ def test_papercal_is_what_it_was():
         lists = isinstance(column, pa.ListArray)
         for array in (column.offsets, column.values) if lists else (column,):
             digest.update(np.ascontiguousarray(array).tobytes())
-    assert (papercal.VERSION, digest.hexdigest()) == (
-        1,
-        "bcdee4cb014725cdaaee22c3d761d14b3be91e5d2eaece18c82e14998865b322",
-    )
-    assert provenance_of(TableOptions(rows=5)) == {
-        "version": 1, "rows": 5, "seed": 0, "layout": "clustered", "row_group_rows": 2048,
-        "files": 1,
-    }  # fmt: skip
+    expected = "bcdee4cb014725cdaaee22c3d761d14b3be91e5d2eaece18c82e14998865b322"
+    assert (papercal.VERSION, digest.hexdigest()) == (1, expected)
+    made = {"version": 1, "rows": 5, "seed": 0, "layout": "clustered"}
+    assert provenance_of(TableOptions(rows=5)) == {**made, "row_group_rows": 2048, "files": 1}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +97,8 @@ def read(folder: Path):
 
 
 def test_writes_a_table_and_says_how_it_was_made(tmp_path):
-    given = {
-        "rows": 500, "seed": 3, "layout": "interleaved", "row_group_rows": 128, "files": 2,
-        "shape": "rm3", "scale": 0.1,
-    }  # fmt: skip
+    given = {"rows": 500, "seed": 3, "layout": "interleaved", "row_group_rows": 128, "files": 2}
+    given |= {"shape": "rm3", "scale": 0.1}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     assert "500 rows" in recd("generate", tmp_path / "t", *options)
     files = sorted((tmp_path / "t").iterdir())
@@ -128,10 +120,8 @@ def test_force_replaces_a_generated_table_and_nothing_else(tmp_path):
     assert read(tmp_path / "t").num_rows == 60
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     (tmp_path / "t" / "part-00000.parquet").rename(tmp_path / "t" / "thesis.tex")
-    assert (
-        "--force cannot replace"
-        in invoke("generate", tmp_path / "t", "--rows", 50, "--force").output
-    )
+    refused = invoke("generate", tmp_path / "t", "--rows", 50, "--force")
+    assert "--force cannot replace" in refused.output
     assert (tmp_path / "t" / "thesis.tex").exists()
 
 

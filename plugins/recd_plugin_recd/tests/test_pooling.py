@@ -75,10 +75,8 @@ def test_the_transformer_is_torchs_own(
     layers: int, heads: int, feed_forward: int | None, norm: Any, device: str
 ) -> None:
     torch.manual_seed(0)
-    plugin = TransformerPooling(
-        TransformerPooling.Options(layers=layers, heads=heads, feed_forward=feed_forward, norm=norm)
-    )
-    module = plugin.build(DIM)
+    sizes: dict[str, Any] = {"layers": layers, "heads": heads, "feed_forward": feed_forward}
+    module = TransformerPooling(TransformerPooling.Options(norm=norm, **sizes)).build(DIM)
     assert isinstance(module, Transformer)
     random_(module)
     layer = nn.TransformerEncoderLayer(

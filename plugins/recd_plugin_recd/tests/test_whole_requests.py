@@ -69,13 +69,9 @@ class TestContract(DatasetContract):
         return wrapped(path)
 
 
-def read(dataset: WholeRequests, world_size: int, batch_size: int = 12) -> list[list[Any]]:
-    readers = [
-        dataset.session_reader(
-            rank=rank, world_size=world_size, batch_size=batch_size, split="train"
-        )
-        for rank in range(world_size)
-    ]
+def read(dataset: WholeRequests, world_size: int) -> list[list[Any]]:
+    sizes: dict[str, Any] = {"world_size": world_size, "batch_size": 12, "split": "train"}
+    readers = [dataset.session_reader(rank=rank, **sizes) for rank in range(world_size)]
     return [list(steps) for steps in zip(*readers, strict=True)]
 
 
@@ -104,7 +100,7 @@ def request_starts(rows: Rows) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("layout", ["list", "list_dict"])
-def test_the_cost_of_a_request(tmp_path: Path, layout: Layout) -> None:
+def test_the_cost_of_a_request(layout: Layout) -> None:
     lists = pa.array([[1, 2], [1, 2], [3], [1, 2, 3], []], pa.list_(pa.int64()))
     columns = {"history": lists, "tags": lists, "session_id": pa.array([1, 1, 1, 2, 2])}
     if layout == "list_dict":
@@ -147,20 +143,18 @@ def test_losses_are_those_of_even_batches(tmp_path: Path) -> None:
     table = write_table(tmp_path / "table.parquet", [4] * 36)
     dataset = {"use": "recd.session_parquet", "options": {"path": str(table)}}
     training = {"batch_size": 12, "learning_rate": 0.1, "optimizer": "sgd", "epochs": 2}
-    jobs = [
-        Job(
-            write_registry(
-                tmp_path,
-                f"{number}.yaml",
-                dataset={**dataset, "wrap": wrap},
-                converter={"use": "recd.ikjt"},
-                pooling=[{"use": "recd.mean", "features": ["history"]}],
-                model={"num_embeddings": 50, "bottom_mlp": [8], "top_mlp": [8]},
-                training={**training, "evaluate": False, "device": "auto"},
-            )
+    jobs = []
+    for number, wrap in enumerate([[], [{"use": "recd.whole_requests"}]]):
+        path = write_registry(
+            tmp_path,
+            f"{number}.yaml",
+            dataset={**dataset, "wrap": wrap},
+            converter={"use": "recd.ikjt"},
+            pooling=[{"use": "recd.mean", "features": ["history"]}],
+            model={"num_embeddings": 50, "bottom_mlp": [8], "top_mlp": [8]},
+            training={**training, "evaluate": False, "device": "auto"},
         )
-        for number, wrap in enumerate([[], [{"use": "recd.whole_requests"}]])
-    ]
+        jobs.append(Job(path))
     sizes = {len(rows) for step in read(wrapped(table), 3) for rows in step}
     assert len(sizes) > 1
     even, whole = run_on_ranks(train_each, 3, jobs)[0]

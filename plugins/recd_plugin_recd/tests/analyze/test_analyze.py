@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
-from tests.commands import invoke
+from tests.commands import invoke, recd
 
 from recd_plugin_recd import papercal
 from recd_plugin_recd.analyze import study as study_module
@@ -27,9 +27,9 @@ from recd_plugins.interfaces.data_profile import dedupe_factor
 ROWS = 1 << 13
 
 
-def analyze(path: Path, *, batch_size: int = 2048, sample_megabytes: int = 1000, **keys: Any):
-    source = open_source(path, **keys)
-    return study(source, batch_size=batch_size, sample_megabytes=sample_megabytes)
+def analyze(path: Path, *, sample_megabytes: int = 1000, **options: Any):
+    source = open_source(path)
+    return study(source, batch_size=2048, sample_megabytes=sample_megabytes, **options)
 
 
 def run(*arguments: object):
@@ -37,11 +37,11 @@ def run(*arguments: object):
     return invoke("analyze", *arguments, env={"COLUMNS": None})
 
 
-def write(path: Path, sessions, group_rows: int = 50, **lists: Any) -> Path:
+def write(path: Path, sessions, **lists: Any) -> Path:
     columns = {name: pa.array(column, pa.list_(pa.int64())) for name, column in lists.items()}
     table = pa.table({"session_id": sessions, "ts": np.arange(len(sessions)), **columns})
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, row_group_size=group_rows)
+    pq.write_table(table, path, row_group_size=50)
     return path
 
 
@@ -57,11 +57,6 @@ def tables(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def clustered(tables):
     return analyze(tables / "clustered")
-
-
-@pytest.fixture(scope="module")
-def interleaved(tables):
-    return analyze(tables / "interleaved")
 
 
 def test_a_clustered_table_has_the_duplication_of_the_paper(clustered):
@@ -82,7 +77,8 @@ def test_a_clustered_table_has_the_duplication_of_the_paper(clustered):
             assert each.factor_as_is == pytest.approx(expected, rel=0.1)
 
 
-def test_an_interleaved_table_is_told_what_clustering_gives(interleaved, clustered):
+def test_an_interleaved_table_is_told_what_clustering_gives(tables, clustered):
+    interleaved = analyze(tables / "interleaved")
     assert interleaved.sample.rows == ROWS
     assert interleaved.sessions.torn > 0.5
     assert interleaved.samples_per_batch_session < 8
@@ -105,10 +101,8 @@ def test_the_converter_section_is_what_the_plugins_take(clustered, tmp_path):
     )  # fmt: skip
     assert [each.form for each in report.features] == ["exact", "plain", "partial"]
     section = YAML(typ="safe").load(report.converter)["converter"]
-    assert section == {
-        "use": "recd.partial_ikjt",
-        "options": {"groups": "auto", "features": ["moves"]},
-    }
+    options = {"groups": "auto", "features": ["moves"]}
+    assert section == {"use": "recd.partial_ikjt", "options": options}
     entry = YAML(typ="safe").load(clustered.converter)["converter"]
     cls = PluginManager().plugins["converter"][entry["use"]].cls
     cls.Options.model_validate(entry["options"])
@@ -146,8 +140,7 @@ def test_json_to_the_terminal_is_all_there_is(tmp_path):
 
 def test_the_page_stands_alone(tables, tmp_path):
     path = tmp_path / "report.html"
-    result = run(tables / "interleaved", "--html", path, "--sample-mb", 20)
-    assert result.exit_code == 0, result.output
+    recd("analyze", tables / "interleaved", "--html", path, "--sample-mb", 20)
     text = path.read_text()
     assert not re.search(r"<script|@import|url\(http|(src|href)=\"[^#]", text)
     assert all(name in text for name in ("seq_0_0", "usr_22", "item_7", "recd.partial_ikjt"))
@@ -176,8 +169,7 @@ def test_nulls_are_errors_or_become_empty(tmp_path):
     result = run(path)
     assert result.exit_code == 1
     assert "t.parquet: row 2 (from 0), column 'x': the list is null" in result.output
-    report = study(open_source(path), batch_size=2048, sample_megabytes=10, nulls="empty")
-    assert report.features == expected
+    assert analyze(path, nulls="empty").features == expected
 
 
 def test_the_batch_size_is_that_of_the_registry(tmp_path):
@@ -188,16 +180,10 @@ def test_the_batch_size_is_that_of_the_registry(tmp_path):
         "version: 1\nconverter: {use: recd.kjt}\ntraining: {batch_size: 50}\n"
         f"dataset: {{use: recd.session_parquet, options: {{path: {path}}}}}\n"
     )
-    for arguments, size in (
-        ([registry], 50),
-        ([registry, "--batch-size", 100], 100),
-        ([path], 4096),
-    ):
+    larger = [registry, "--batch-size", 100]
+    for arguments, size in (([registry], 50), (larger, 100), ([path], 4096)):
         report = json.loads(run(*arguments, "--json", "-").stdout)
         assert report["batch_size"] == size
-
-
-RANDOM = np.random.default_rng(0)
 
 
 @given(
@@ -222,16 +208,12 @@ def test_counts_sessions_and_those_that_are_torn(sessions, cuts, merged_often):
     assert found.torn == pytest.approx(len(torn) / len(rows))
 
 
-def sampled(rows: int, sessions: int) -> tuple[np.ndarray, pa.RecordBatch]:
-    session = RANDOM.integers(0, sessions, rows)
-    hashes = RANDOM.integers(0, 1 << 64, sessions, np.uint64)[session]
-    times = RANDOM.integers(0, 100, rows)
-    return hashes, pa.record_batch({"session": session, "ts": times, "row": np.arange(rows)})
-
-
 @pytest.mark.parametrize(("size", "max_bytes"), [(7, 10**9), (5000, 10**9), (100, 40_000)])
 def test_sessions_are_held_whole_by_session_and_time(size, max_bytes):
-    hashes, batch = sampled(5000, 300)
+    draw = np.random.default_rng(0)
+    session, times = draw.integers(0, 300, 5000), draw.integers(0, 100, 5000)
+    hashes = draw.integers(0, 1 << 64, 300, np.uint64)[session]
+    batch = pa.record_batch({"session": session, "ts": times, "row": np.arange(5000)})
     held = SessionSample(max_bytes)
     for start in range(0, 5000, size):
         held.add(batch.slice(start, size), hashes[start : start + size])

@@ -43,7 +43,7 @@ if event != "none":
     owners = {"table_writer": sort, "write_note": job.file_utils, "publish": folders.WorkFolder}
     kill_at(owners[event], event)
 options = job.ClusterOptions(Path("src"), Path("dst"))
-job.cluster(options, force=True, say=lambda line: print(line))
+job.cluster(options, force=True, say=print)
 """
 
 
@@ -51,10 +51,8 @@ job.cluster(options, force=True, say=lambda line: print(line))
 def source(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("restart") / "src"
     for hour in range(2):
-        write_table(
-            folder / f"hour={hour}",
-            TableOptions(rows=400, seed=hour, layout="interleaved", row_group_rows=100),
-        )
+        options = TableOptions(rows=400, seed=hour, layout="interleaved", row_group_rows=100)
+        write_table(folder / f"hour={hour}", options)
     return folder
 
 

@@ -30,9 +30,7 @@ def write(folder: Path, session: pa.DataType) -> None:
     for name in ("dt=1/b 1.parquet", "dt=1/a%20.parquet", "dt=2/c.parquet"):
         sessions = pa.array(random.integers(-30, 30, 500))
         if pa.types.is_string(session):
-            sessions = pa.array(
-                [f"sé-{number}-{'x' * (number + 30)}" for number in sessions.to_pylist()]
-            )
+            sessions = pa.array([f"sé-{n}-{'x' * (n + 30)}" for n in sessions.to_pylist()])
         lists = [random.integers(0, 9, random.integers(0, 4)).tolist() for _ in range(500)]
         table = pa.table(
             {

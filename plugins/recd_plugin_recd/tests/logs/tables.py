@@ -1,5 +1,3 @@
-"""Small tables of sessions for the tests of logs."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -25,10 +23,8 @@ def rows(count: int, seed: int = 0, sessions: int = 40) -> pa.RecordBatch:
     ids = random.integers(0, sessions, count)
     # A session's list has its id throughout: a row put together from two would show.
     lists = [[int(id)] * int(random.integers(0, 9)) for id in ids]
-    return pa.record_batch(
-        [ids, np.arange(count, dtype=np.int32), random.random(count, np.float32), lists],
-        schema=SCHEMA,
-    )
+    scores = random.random(count, np.float32)
+    return pa.record_batch([ids, np.arange(count, dtype=np.int32), scores, lists], schema=SCHEMA)
 
 
 def by_row(batches: Iterable[pa.RecordBatch]) -> pa.Table:

@@ -1,5 +1,3 @@
-"""``recd logs write`` and ``read``."""
-
 from __future__ import annotations
 
 import sys

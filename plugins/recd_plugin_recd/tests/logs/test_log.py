@@ -74,11 +74,9 @@ def test_files_of_a_killed_writer_are_left_out_and_removed(tmp_path):
 
 def test_a_log_has_one_writer_and_stays_as_it_was_begun(tmp_path):
     write(tmp_path, rows(20), num_shards=2)
-    with (
-        LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2)),
-        pytest.raises(RecdError, match="is writing to this"),
-    ):
-        LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
+    settings, refused = LogSettings(num_shards=2), pytest.raises(RecdError, match="is writing to")
+    with LogWriter(tmp_path, SCHEMA, settings), refused:
+        LogWriter(tmp_path, SCHEMA, settings)
     with pytest.raises(DataError, match="has num_shards 2, but 3 was requested"):
         write(tmp_path, rows(20), num_shards=3)
     with pytest.raises(DataError, match="other columns than the log"):
@@ -109,28 +107,23 @@ def test_offsets_that_are_none(tmp_path, content):
         Consumer(tmp_path / "log", tmp_path / "offsets.json", print)
 
 
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 16
+    path.write_bytes(data)
+
+
 def flip_in_a_block(path: Path) -> None:
-    data = bytearray(path.read_bytes())
     column = pq.read_metadata(path).row_group(1).column(2)
-    data[column.data_page_offset + column.total_compressed_size - 3] ^= 16
-    path.write_bytes(data)
-
-
-def flip_in_the_footer(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-30] ^= 1
-    path.write_bytes(data)
+    flip(path, column.data_page_offset + column.total_compressed_size - 3)
 
 
 DAMAGES = {
     "a bit of a block": (flip_in_a_block, "cannot be read"),
-    "a bit of a footer": (flip_in_the_footer, "the file differs from the file that is listed"),
+    "a bit of a footer": (lambda path: flip(path, -30), "differs from the file that is listed"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "the file differs"),
     "missing": (lambda path: path.unlink(), "the file is missing"),
-    "of another shard": (
-        lambda path: shutil.copyfile(segments(path.parent)[1], path),
-        "the file differs",
-    ),
+    "of another shard": (lambda p: shutil.copyfile(segments(p.parent)[1], p), "the file differs"),
 }
 
 

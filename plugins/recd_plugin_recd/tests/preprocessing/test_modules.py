@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_recd import preprocessing
 from recd_plugin_recd.preprocessing import kernels, modules
+from recd_plugin_recd.tests.test_converters import expanded
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import RecdError
@@ -246,11 +247,6 @@ OF_IDS = {
 KEYS = ("a", "b", "c")
 
 
-def made(name):
-    cls = getattr(preprocessing, name)
-    return cls(cls.Options.model_validate(OF_IDS[name]))
-
-
 @st.composite
 def histories(draw):
     num_rows = draw(st.integers(1, 8))
@@ -288,16 +284,6 @@ def batch_of(kjt, form) -> Batch:
     return Batch(*empty, kjt=kjt)
 
 
-def rows_of(batch) -> dict[str, list[list[int]]]:
-    kjts = [*([] if batch.kjt is None else [batch.kjt])]
-    kjts += [sparse.to_kjt() for sparse in (*batch.ikjts, *batch.partials)]
-    return {
-        key: [row.tolist() for row in jagged.to_dense()]
-        for kjt in kjts
-        for key, jagged in kjt.to_dict().items()
-    }
-
-
 @pytest.mark.parametrize("form", ["ikjt", "partial"])
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
@@ -307,13 +293,16 @@ def rows_of(batch) -> dict[str, list[list[int]]]:
     ),
 )
 def test_chains_of_plugins_on_each_form(form, rows, chains):
-    plugins = {name: made(name) for name in OF_IDS}
+    plugins = {}
+    for name, options in OF_IDS.items():
+        cls = getattr(preprocessing, name)
+        plugins[name] = cls(cls.Options.model_validate(options))
     preprocess = Preprocess({key: [plugins[n] for n in chain] for key, chain in chains.items()})
     kjt = kjt_of(rows)
     before = batch_of(kjt, form)
     after = preprocess(before)
-    assert rows_of(after) == rows_of(preprocess(batch_of(kjt, "kjt")))
-    assert rows_of(before) == rows, "a batch is left as it is"
+    assert expanded(after) == expanded(preprocess(batch_of(kjt, "kjt")))
+    assert expanded(before) == rows, "a batch is left as it is"
     shared = {key for partial in after.partials for key in partial.keys()}  # noqa: SIM118
     if form == "partial":
         assert shared == {key for key in KEYS if not {"NGram", "Onehot"} & set(chains[key])}
