@@ -1,5 +1,3 @@
-"""A table that tests of this package import."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What tests of this package share."""
-
 from __future__ import annotations
 
 from itertools import pairwise
@@ -10,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_tables.table import Table
-from recd_plugins.api import readers
+from recd_plugins.api import arrow, readers
 from recd_plugins.interfaces import Split
 
 #: A use of each column of ``clicks``.
@@ -32,12 +30,11 @@ def write(path: Path, columns: dict[str, Any]) -> Path:
 def clicks(num_rows: int = 60) -> pa.Table:
     """Rows of users with text, gaps, lists and times; each row's item is its number."""
     rows = range(num_rows)
+    seconds = pa.array([1_700_000_000 + 60 * (row * 37 % num_rows) for row in rows])
     return pa.table(
         {
             "user": [f"u{row % 7}" for row in rows],
-            "when": pa.array([1_700_000_000 + 60 * (row * 37 % num_rows) for row in rows]).cast(
-                pa.timestamp("s")
-            ),
+            "when": seconds.cast(pa.timestamp("s")),
             "item": pa.array(rows, pa.int64()),
             "history": [[f"h{row % 7}", f"h{row % 3}"] * (row % 2) for row in rows],
             "price": [None if row % 5 == 0 else row / 4 for row in rows],
@@ -52,8 +49,6 @@ def table(path: Path, **options: object) -> Table:
 
 
 def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
-    from recd_plugins.api import arrow
-
     sparse = dataset.schema().sparse
     found: dict[str, list] = {}
     stored = dataset._table_of(split)

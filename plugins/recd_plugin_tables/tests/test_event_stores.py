@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ruamel.yaml import YAML
 from tests.commands import recd
 
 from recd_plugin_tables import spill
@@ -17,7 +18,10 @@ from recd_plugin_tables.histories.store import EventStore
 from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.tests.helpers import table, write
 from recd_plugin_tables.values import text_id
+from recd_plugins.api import arrow
 from recd_plugins.runtime.errors import DataError
+from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job
 
 START = 1_700_000_000
 USES = {
@@ -71,8 +75,6 @@ def expected(events: dict[str, list], rows: dict[str, list], last: int, item: st
 
 
 def read(dataset, name: str, split: str = "train") -> dict[int, list[int]]:
-    from recd_plugins.api import arrow
-
     found = {}
     for rows in dataset.scan(split):
         ids, offsets = arrow.sparse_column(rows, name)
@@ -93,12 +95,8 @@ def test_a_history_has_the_last_events_before_the_row_and_no_later_ones(tmp_path
         "clicks": {"store": path, "last": 7},
         "kinds": {"store": path, "item": "kind", "user": "user", "last": 1000},
     }
-    data = table(
-        write(tmp_path / "rows.parquet", rows),
-        columns=USES,
-        histories=histories,
-        split={"by": "time", "test": 0.3},
-    )
+    place, split = write(tmp_path / "rows.parquet", rows), {"by": "time", "test": 0.3}
+    data = table(place, columns=USES, histories=histories, split=split)
     data.prepare()
     assert data.schema().sparse == ("user", "shown", "clicks", "kinds")
     clicks = expected(events, rows, 7, "item")
@@ -117,17 +115,12 @@ def test_a_history_has_the_last_events_before_the_row_and_no_later_ones(tmp_path
 
 
 def late(tmp_path, rows: dict[str, list] | None = None, columns=None, **history: object):
-    given = {"store": tmp_path / "clicks.parquet", "last": 5, **history}
-    return table(
-        write(tmp_path / "rows.parquet", impressions() if rows is None else rows),
-        columns=columns or USES,
-        histories={"clicks": given},
-    )
+    histories = {"clicks": {"store": tmp_path / "clicks.parquet", "last": 5, **history}}
+    place = write(tmp_path / "rows.parquet", impressions() if rows is None else rows)
+    return table(place, columns=columns or USES, histories=histories)
 
 
 def test_rows_of_a_request_share_one_history(tmp_path):
-    from recd_plugins.api import arrow
-
     events, rows = log(), impressions()
     rows["ts"] = [START + 60] * 200  # one request per user
     store(tmp_path, events)
@@ -149,9 +142,8 @@ def test_users_without_events_have_empty_histories(tmp_path):
 def test_a_store_of_other_times_or_users_is_refused(tmp_path):
     events = log()
     store(tmp_path, events, unit="us")
-    with pytest.raises(
-        DataError, match=r"end at 1970-01-20 \(unit 'us'\).* at 2023.* \(unit 's'\)"
-    ):
+    said = r"end at 1970-01-20 \(unit 'us'\).* at 2023.* \(unit 's'\)"
+    with pytest.raises(DataError, match=said):
         late(tmp_path).prepare()
     store(tmp_path, {**events, "who": [int(who[1:]) for who in events["who"]]})
     numbers = impressions()
@@ -242,9 +234,6 @@ training: {{batch_size: 32, ranks: 1, steps: 4}}
 
 
 def test_a_run_learns_the_same_as_from_lists_in_the_table(tmp_path):
-    from recd_plugins.training.session import session
-    from recd_plugins.training.trainer import Job
-
     events, rows = log(), impressions()
     path = store(tmp_path, events)
     write(tmp_path / "late.parquet", rows)
@@ -261,8 +250,6 @@ def test_a_run_learns_the_same_as_from_lists_in_the_table(tmp_path):
 
 
 def test_init_finds_a_log_beside_the_table(cwd):
-    from ruamel.yaml import YAML
-
     events, rows = log(), impressions()
     write(cwd / "shown.parquet", rows)
     renamed = {"who": "user", "item": "shown"}

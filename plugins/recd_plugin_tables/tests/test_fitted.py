@@ -109,15 +109,11 @@ preprocessing:
 def test_features_of_one_table_are_not_numbered_apart(tmp_path, features, shared, apart):
     path = tmp_path / "r.yaml"
     path.write_text(ONE_TABLE.format(features=features, shared=shared))
-    table = EmbeddingConfig(
-        name="t", embedding_dim=4, num_embeddings=9, feature_names=["item", "seen"]
-    )
+    sizes = {"embedding_dim": 4, "num_embeddings": 9}
+    table = EmbeddingConfig(name="t", feature_names=["item", "seen"], **sizes)
     model = EmbeddingCollection(tables=[table], device=torch.device("meta"))
-    with (
-        nullcontext()
-        if apart is None
-        else pytest.raises(RegistryError, match=f"vocabulary for {apart}")
-    ):
+    refused = pytest.raises(RegistryError, match=f"vocabulary for {apart}")
+    with refused if apart else nullcontext():
         prepare(load_registry(path), nn.ModuleDict({"sequences": model}))
 
 

@@ -66,13 +66,9 @@ def test_a_history_holds_earlier_rows_of_the_session(tmp_path, monkeypatch, orde
 
 def test_candidates_of_one_row_are_in_no_history_of_each_other(tmp_path):
     given = {"user": [1, 1], "item": [[1, 2, 3], [4, 5]], "when": [10, 11]}
-    data = table(
-        write(tmp_path / "baskets.parquet", given),
-        columns=USES,
-        implicit=True,
-        explode=["item"],
-        histories={"before": {"of": "item", "ties": "stored"}},
-    )
+    options = {"columns": USES, "implicit": True, "explode": ["item"]}
+    histories = {"before": {"of": "item", "ties": "stored"}}
+    data = table(write(tmp_path / "baskets.parquet", given), histories=histories, **options)
     assert by_row(data)["before"] == [[]] * 3 + [[1, 2, 3]] * 2
 
 

@@ -37,9 +37,8 @@ def clicks() -> pa.Table:
 
 @pytest.mark.slow
 def test_from_a_table_to_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    cwd: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     pq.write_table(clicks(), "clicks.parquet")
     recd("init", "clicks.parquet", "my.yaml", "--label", "click,good=stars>=3,stars,seconds")
     written = YAML(typ="safe").load(Path("my.yaml"))
@@ -67,13 +66,8 @@ def test_from_a_table_to_scores(
     assert run["test"]["stars.num_samples"] < run["test"]["num_samples"]
     assert run["train"]["stars.r2"] > 0
     assert list(run["calibration_bins"]) == ["click", "good", "watch"]
-    recd(
-        "run",
-        "my.yaml",
-        "training.validation.metric=good.auc",
-        "training.epochs=1",
-        "training.ranks=2",
-    )
+    validated = "training.validation.metric=good.auc"
+    recd("run", "my.yaml", validated, "training.epochs=1", "training.ranks=2")
 
     recd("evaluate", "my.yaml", "--run", 1, "--json", "quality.json", "--by", "item")
     quality = json.loads(Path("quality.json").read_text())
@@ -95,10 +89,8 @@ def test_from_a_table_to_scores(
 
     recd("export", "my.yaml", "--run", 1, "-o", "exported")
     signature = json.loads(Path("exported/signature.json").read_text())
-    assert [task["output"] for task in signature["tasks"]][1:3] == [
-        "a probability",
-        "the predicted value",
-    ]
+    outputs = [task["output"] for task in signature["tasks"]]
+    assert outputs[1:3] == ["a probability", "the predicted value"]
     pytest.importorskip("starlette")
     monkeypatch.syspath_prepend(request.config.rootpath / "examples/serving")
     before = {*sys.modules}

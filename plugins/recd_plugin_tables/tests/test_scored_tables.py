@@ -37,7 +37,7 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
-def test_without_the_table_that_was_trained_on_its_columns_are_known(path, tmp_path):
+def test_without_the_table_that_was_trained_on_its_columns_are_known(tmp_path):
     new = clicks(20).append_column("vector", [[[0.5, 1.0]] * 20])
     new = new.append_column("vector_9", [[0.25] * 20])
     pq.write_table(new, tmp_path / "new.parquet")
@@ -97,18 +97,10 @@ def test_text_where_training_has_lists_or_numbers_is_told(tmp_path, use, old, te
 
 
 def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_path):
-    uses = {
-        "zip": "id",
-        "item": "id",
-        "clicked": "label",
-        "when": {"as": ["time", "id"], "by": "hour"},
-    }
-    old = {
-        "zip": ["0012", "x"],
-        "item": [1, 2],
-        "clicked": [0, 1],
-        "when": ["2026-01-01 01:00"] * 2,
-    }
+    when = {"as": ["time", "id"], "by": "hour"}
+    uses = {"zip": "id", "item": "id", "clicked": "label", "when": when}
+    old = {"zip": ["0012", "x"], "item": [1, 2], "clicked": [0, 1]}
+    old["when"] = ["2026-01-01 01:00"] * 2
     pq.write_table(pa.table(old), tmp_path / "old.parquet")
     (tmp_path / "new.csv").write_text("item,zip,when\n3,0012,2026-01-01 04:00\n")
     data = table(tmp_path / "old.parquet", columns=uses)

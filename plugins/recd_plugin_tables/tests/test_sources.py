@@ -9,6 +9,7 @@ import sys
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
+from unittest.mock import ANY
 
 import fsspec
 import pyarrow as pa
@@ -39,17 +40,16 @@ def test_a_table_is_read_as_it_was_written(writer, tmp_path):
     assert read(WRITERS[writer](tmp_path)) == ROWS
 
 
+EUROPEAN = {"separator": ";", "decimal": ","}
+
+
 @pytest.mark.parametrize(
     ("text", "options", "expected"),
     [
         (
-            'country,note,n\nNA,"two\nlines, one row",NA\nnull,,2\nGB,n,1\n',
+            'country,note,n\nNA,"two\nlines",NA\nnull,,2\nGB,n,1\n',
             {},
-            {
-                "country": ["NA", "null", "GB"],
-                "note": ["two\nlines, one row", None, "n"],
-                "n": [None, 2, 1],
-            },
+            {"country": ["NA", "null", "GB"], "note": ["two\nlines", None, "n"], "n": [None, 2, 1]},
         ),
         # More than 64 bits are text, unless others have fractions.
         (
@@ -59,11 +59,7 @@ def test_a_table_is_read_as_it_was_written(writer, tmp_path):
         ),
         ("zip,n\n01234,1\n-05,0\n", {}, {"zip": ["01234", "-05"], "n": [1, 0]}),
         ("zip,n\n01234,1\n", {"types": {"zip": "int64"}}, {"zip": [1234], "n": [1]}),
-        (
-            "196;2,5\n",
-            {"header": ["user", "x"], "separator": ";", "decimal": ","},
-            {"user": [196], "x": [2.5]},
-        ),
+        ("196;2,5\n", {"header": ["u", "x"], **EUROPEAN}, {"u": [196], "x": [2.5]}),
     ],
 )
 def test_values_of_text(text, options, expected, tmp_path):
@@ -87,9 +83,7 @@ def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
         pq.write_table(rows, folder / "x.parquet")
         (folder / "_SUCCESS").touch()
     rows = read(tmp_path)
-    assert [{**row, "day": None} for row in rows] == [
-        {**row, "day": None, "shard": 7} for row in FLAT.to_pylist()
-    ]
+    assert rows == [{**row, "day": ANY, "shard": 7} for row in FLAT.to_pylist()]
     assert [row["day"] for row in rows] == ["2024-05-01"] * 4 + ["2024-05-02"] * 8
     for part in (folder.parent, folder, folder / "x.parquet"):
         assert read(part) == rows[:4]
@@ -128,6 +122,7 @@ def test_files_of_a_store_are_read_as_those_of_a_disk():
 
 def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     import datasets
+    import duckdb
 
     parts = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(TABLE.slice(0, 3))}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "hf")
@@ -139,8 +134,6 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
     with pytest.raises(DataError, match=r"no table 'other'. .* one of: 't'"):
         read(database, table="other")
-    import duckdb
-
     with duckdb.connect(database) as connection:
         connection.execute('CREATE TABLE "we.ird" AS SELECT 7 AS a')
         connection.execute("CREATE SCHEMA s; CREATE TABLE s.t AS SELECT 8 AS a")
@@ -171,10 +164,7 @@ def test_a_commit_that_is_still_in_the_log_of_duckdb_counts(tmp_path):
         ("SELECT * FROM t; COPY t TO 'out.csv'", "SELECT, COPY"),
         ("ATTACH 'out.db'", "ATTACH"),
         ("-- nothing", "the query is empty"),
-        (
-            "SELECT * FROM t); COPY (SELECT 1) TO 'out.csv'; SELECT * FROM (SELECT 1",
-            "cannot parse the query",
-        ),
+        ("SELECT 1); COPY (SELECT 1) TO 'out.csv'; SELECT * FROM (SELECT 1", "cannot parse the"),
     ],
 )
 def test_a_query_is_one_select(query, found):
@@ -193,9 +183,8 @@ def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
     with duckdb.connect(path) as database:
         database.execute(f"CREATE VIEW v AS SELECT * FROM {rows}")
     for options in ({"query": f"SELECT * FROM {rows}"}, {"table": "v"}):
-        with pytest.raises(
-            DataError, match=r"query or view reads files outside the database.*CREATE TABLE"
-        ):
+        said = r"query or view reads files outside the database.*CREATE TABLE"
+        with pytest.raises(DataError, match=said):
             read(path, **options)
     assert read(path, table="t") == ROWS
 
@@ -219,11 +208,8 @@ def test_a_duckdb_query_changes_nothing(query, cwd):
 def test_a_delta_table_whose_columns_are_mapped_is_refused(tmp_path):
     path = write_delta(tmp_path)
     (log,) = (path / "_delta_log").glob("*.json")
-    log.write_text(
-        log.read_text().replace(
-            '"configuration":{', '"configuration":{"delta.columnMapping.mode":"name"'
-        )
-    )
+    plain, mapped = '"configuration":{', '"configuration":{"delta.columnMapping.mode":"name"'
+    log.write_text(log.read_text().replace(plain, mapped))
     with pytest.raises(DataError, match=r"uses column mapping .*mode: name.*Write a copy"):
         read(path)
 
@@ -238,20 +224,14 @@ def test_deleted_rows_of_a_delta_table_stay_away(tmp_path):
         read(path, format="parquet")
 
 
+CUT = gzip.compress(b"a,b\n" + b"1,2\n" * 9)[:-12]
+DEEP = b'{"a": "[{"}\n{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n"
 BAD = [
     ("t.parquet", b"PAR1 and no more", "t.parquet: the parquet file cannot be read"),
-    (
-        "t.csv.gz",
-        gzip.compress(b"a,b\n" + b"1,2\n" * 9)[:-12],
-        "t.csv.gz: the csv file cannot be read: .*[Tt]runcated",
-    ),
+    ("t.csv.gz", CUT, "t.csv.gz: the csv file cannot be read: .*[Tt]runcated"),
     ("t.csv", b"a;b\n1;2,5\n", "t.csv: .*Expected 1 columns.* set source.separator: ';'"),
     ("t.csv", b'a,b\n0,x\n0,"y\n0,z\n', r"row 1 \(from 0\) has an unclosed quote"),
-    (
-        "t.jsonl",
-        b'{"a": "[{"}\n{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n",
-        r"row 1 \(from 0\) is nested 100,001 levels deep, but at most 64 are supported",
-    ),
+    ("t.jsonl", DEEP, r"row 1 \(from 0\) is nested 100,001 levels deep, but at most 64 are"),
     ("t.json", b'[{"a": 1}]', "the file is one JSON array"),
     ("t.csv", b"a,a\n1,2\n", "t.csv: 2 columns have the name"),
     ("t.tsv", b"196\t242\n", r"first line contains '196', '242' .*--header f1,f2\)"),
@@ -273,17 +253,13 @@ def test_what_is_no_table_is_told(file, tmp_path):
 
 
 def test_a_row_without_a_named_column_is_told(tmp_path):
-    (tmp_path / "t.csv").write_text("1,2\n3,4\n")
-    with pytest.raises(
-        DataError, match=r"t.csv: Row #1 has 2 columns instead of 3.*unknown values empty"
-    ):
-        read(tmp_path / "t.csv", header=("label", "a", "b"))
-    (tmp_path / "t.csv").write_text(",1,2\n,3,4\n")
-    assert read(tmp_path / "t.csv", header=("label", "a", "b"))[1] == {
-        "label": None,
-        "a": 3,
-        "b": 4,
-    }
+    path, header = tmp_path / "t.csv", ("label", "a", "b")
+    path.write_text("1,2\n3,4\n")
+    said = r"t.csv: Row #1 has 2 columns instead of 3.*unknown values empty"
+    with pytest.raises(DataError, match=said):
+        read(path, header=header)
+    path.write_text(",1,2\n,3,4\n")
+    assert read(path, header=header)[1] == {"label": None, "a": 3, "b": 4}
 
 
 def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
@@ -328,9 +304,8 @@ def test_files_that_are_not_one_table_are_told(tmp_path):
         read(tmp_path)
     (tmp_path / "b.parquet").unlink()
     (tmp_path / "notes.csv").write_text("a\n1\n")
-    with pytest.raises(
-        DataError, match=r"different formats: 'parquet' .*, 'csv' .*. Set source.format"
-    ):
+    said = r"different formats: 'parquet' .*, 'csv' .*. Set source.format"
+    with pytest.raises(DataError, match=said):
         read(tmp_path)
     assert len(read(tmp_path, format="parquet")) == len(ROWS)
 

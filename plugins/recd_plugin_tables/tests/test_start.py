@@ -163,21 +163,10 @@ STARS = np.random.default_rng(0).integers(1, 6, 500)
         ({"merchant": DIGITS, "label": DIGITS % 2}, {"merchant": "key"}),
         ({"lifetime": DIGITS, "label": DIGITS % 2}, {"lifetime": "id"}),
         # The last word of a quantity decides.
-        (
-            {
-                "device_age_days": CODES,
-                "item_price": CODES,
-                "hours": CODES % 24,
-                "device_number": CODES,
-                "click": CODES % 2,
-            },
-            {
-                "device_age_days": "number",
-                "item_price": "number",
-                "hours": "number",
-                "device_number": "id",
-            },
-        ),
+        ({"device_age_days": CODES, "click": CODES % 2}, {"device_age_days": "number"}),
+        ({"item_price": CODES, "click": CODES % 2}, {"item_price": "number"}),
+        ({"hours": CODES % 24, "click": CODES % 2}, {"hours": "number"}),
+        ({"device_number": CODES, "click": CODES % 2}, {"device_number": "id"}),
     ],
 )
 def test_roles_by_name_and_value(
@@ -198,11 +187,9 @@ def test_an_id_with_a_dominant_value_is_no_session(
     draw = np.random.default_rng(0)
     unknown = draw.random(5000) < share
     users = [type(value)(user * 7_919) for user in draw.integers(1, 500, 5000)]
-    columns = {
-        "device_id": [value if no else user for no, user in zip(unknown, users, strict=True)],
-        "site": draw.integers(0, 50, 5000),
-        "click": draw.integers(0, 2, 5000),
-    }
+    ids = [value if no else user for no, user in zip(unknown, users, strict=True)]
+    site, click = draw.integers(0, 50, 5000), draw.integers(0, 2, 5000)
+    columns = {"device_id": ids, "site": site, "click": click}
     path = write(tmp_path / "t.parquet", columns)
     found = guesses(path)
     assert found["device_id"].roles == ("id",)
@@ -265,12 +252,8 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
 def test_a_feature_that_tells_the_label_is_told(tmp_path: Path, values: Any, why: str) -> None:
     draw = np.random.default_rng(0)
     click = draw.integers(0, 2, 1500)
-    columns = {
-        "site": draw.integers(0, 40, 1500),
-        "x": values(click, draw.random(1500)),
-        "click": click,
-    }
-    made = Made(tmp_path, columns)
+    site, x = draw.integers(0, 40, 1500), values(click, draw.random(1500))
+    made = Made(tmp_path, {"site": site, "x": x, "click": click})
     assert (f"'x' may leak the label ({why})" in made.output) is bool(why)
     assert (f"# May leak the label ({why})." in made.text) is bool(why)
 
@@ -289,13 +272,8 @@ def test_numbers_are_times_by_their_values(
     tmp_path: Path, name: str, rows_a_time: int, start: float, unit: str
 ) -> None:
     times = int(start) + np.repeat(np.arange(24), rows_a_time)
-    columns = {
-        "item_id": times % 7 + int(start),
-        name: times,
-        "was_shown_at": times,
-        "user_id": times % 5,
-        "click": times % 2,
-    }
+    columns = {"item_id": times % 7 + int(start), name: times, "was_shown_at": times}
+    columns |= {"user_id": times % 5, "click": times % 2}
     found = guesses(write(tmp_path / "t.parquet", columns), time=name)
     uses = {each: (guess.roles, guess.options) for each, guess in found.items()}
     by = {"unit": unit, "by": "hour"}
@@ -422,14 +400,8 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--label", "cliked"],
-            "--label: the table has no column 'cliked'. Did you mean 'clicked'?",
-        ),
-        (
-            ["--label", "embedding"],
-            "column 'embedding' has type list<element: double>, which role 'label'",
-        ),
+        (["--label", "cliked"], "--label: the table has no column 'cliked'. Did you mean 'clicked"),
+        (["--label", "embedding"], "has type list<element: double>, which role 'label'"),
         (["--label", "clicked", "--implicit"], "--label and --implicit cannot be combined"),
         (["--explode", "age"], "column 'age' in option 'explode' is int64, not a list"),
         (["--format", "excel"], "--format"),
@@ -565,6 +537,7 @@ def test_equal_rows_are_stored_once_where_that_is_faster(
 
 SESSIONS = np.repeat(np.arange(80), 5)
 SECONDS = 1_700_000_000 + 10_000 * SESSIONS + 60 * (np.arange(ROWS) % 5)
+DAYS = pa.array(SECONDS // 86_400, pa.int32()).cast(pa.date32())
 
 
 @pytest.mark.parametrize(
@@ -572,11 +545,7 @@ SECONDS = 1_700_000_000 + 10_000 * SESSIONS + 60 * (np.arange(ROWS) % 5)
     [
         ("visit", {"ts": SECONDS, "user_id": SESSIONS % 9}, {"of": "item_id", "last": 20}),
         # A day is the same for all rows of a session: their order in the table tells.
-        (
-            "session_id",
-            {"at": pa.array(SECONDS // 86_400, pa.int32()).cast(pa.date32())},
-            {"of": "item_id", "last": 20, "ties": "stored"},
-        ),
+        ("session_id", {"at": DAYS}, {"of": "item_id", "last": 20, "ties": "stored"}),
     ],
 )
 def test_clicks_of_sessions_without_users_are_ranked_by_what_came_before(
@@ -612,13 +581,8 @@ _HOSTILE = [
 def test_any_name_is_itself_in_the_file(name: str, tmp_path: Path) -> None:
     columns = {f"a{name}b": [f"v{i % 7}" for i in range(60)], "click": [i % 2 for i in range(60)]}
     guesses = guess(survey(open_source(write(tmp_path / "t.parquet", columns))), Wanted())
-    text = registry_text(
-        guesses,
-        location=f"{name}/t.parquet",
-        file=Path(f"{name}.yaml"),
-        source={"table": name},
-        test=0.1,
-    )
+    file, source = Path(f"{name}.yaml"), {"table": name}
+    text = registry_text(guesses, location=f"{name}/t.parquet", file=file, source=source, test=0.1)
     (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
     document = read_yaml(tmp_path / "my.yaml").data
     options = document["dataset"]["options"]

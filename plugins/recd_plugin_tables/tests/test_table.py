@@ -16,7 +16,7 @@ import pytest
 
 from recd_plugin_tables import sources
 from recd_plugin_tables.table import Table
-from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
+from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table, write
 from recd_plugin_tables.values import text_id
 from recd_plugins.api import object_stores
 from recd_plugins.runtime.errors import DataError
@@ -57,9 +57,7 @@ def test_every_row_and_value_is_there(path):
 def test_sessions_stand_together_in_the_order_of_time(path):
     found = rows_of(table(path))
     sessions = found["_session"]
-    assert len({*sessions}) == sum(
-        a != b for a, b in zip(sessions, [None, *sessions], strict=False)
-    )
+    assert len({*sessions}) == 1 + sum(a != b for a, b in pairwise(sessions))
     for session in set(sessions):
         times = [t for t, s in zip(found["_time"], sessions, strict=True) if s == session]
         assert times == sorted(times)
@@ -186,9 +184,7 @@ def test_numbers_that_are_none(path, capfd):
 
 def test_dropped_and_empty_values_are_told_apart(path, capfd):
     labels = [None, *clicks()["clicked"].to_pylist()[1:]]
-    pq.write_table(
-        clicks().set_column(clicks().schema.get_field_index("clicked"), "clicked", [labels]), path
-    )
+    pq.write_table(clicks().set_column(5, "clicked", [labels]), path)
     table(path, columns=COLUMNS | {"clicked": {"as": "label", "missing": "drop"}}).prepare()
     said = capfd.readouterr().err
     assert "dropped for a missing value: 1 in 'clicked'" in said
@@ -245,17 +241,9 @@ NESTED = pa.table(
 
 def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
     pq.write_table(NESTED, tmp_path / "requests.parquet")
-    data = table(
-        tmp_path / "requests.parquet",
-        columns={
-            "request": "request",
-            "history": "ids",
-            "shown.item": "id",
-            "shown.clicked": "label",
-            "vector": "numbers",
-        },
-        explode=["shown"],
-    )
+    uses = {"request": "request", "history": "ids", "shown.item": "id", "shown.clicked": "label"}
+    uses |= {"vector": "numbers"}
+    data = table(tmp_path / "requests.parquet", columns=uses, explode=["shown"])
     data.prepare()
     assert "1 rows were dropped because their exploded lists" in capfd.readouterr().err
     assert data.schema().dense == ("vector_0", "vector_1")
@@ -285,9 +273,8 @@ def test_parallel_lists_of_candidates(tmp_path):
     assert found["clicked"] == [1, 0, 1]
     assert found["user"] == [[1], [2], [2]]
     pq.write_table(parallel.set_column(2, "clicked", [[[1], [0]]]), path)
-    with pytest.raises(
-        DataError, match=r"row 1 \(from 0\) has 1 elements in column 'clicked' but 2 in"
-    ):
+    said = r"row 1 \(from 0\) has 1 elements in column 'clicked' but 2 in"
+    with pytest.raises(DataError, match=said):
         table(path, columns=uses, explode=["items", "clicked"]).prepare()
 
 
@@ -325,13 +312,10 @@ def test_what_cannot_be_imported_is_told(rows, options, message, tmp_path):
 
 
 def test_a_split_by_row_keeps_requests_whole(tmp_path):
-    rows = pa.table(
-        {"req": np.repeat(np.arange(200) % 100, 3), "item": np.arange(600), "y": np.arange(600) % 2}
-    )
-    pq.write_table(rows, tmp_path / "shown.parquet")
+    rows, requests = np.arange(600), np.repeat(np.arange(200) % 100, 3)
+    place = write(tmp_path / "t.parquet", {"req": requests, "item": rows, "y": rows % 2})
     columns = {"req": {"as": "request"}, "item": {"as": "id"}, "y": {"as": "label"}}
-    split = {"by": "row", "test": 0.3}
-    data = table(tmp_path / "shown.parquet", columns=columns, split=split)
+    data = table(place, columns=columns, split={"by": "row", "test": 0.3})
     train, test = rows_of(data, "train"), rows_of(data, "test")
     assert sorted(train["_row"] + test["_row"]) == list(range(600))
     assert not set(train["_request"]) & set(test["_request"])

@@ -70,16 +70,12 @@ def write_requests(path: Path) -> None:
     with path.open("w") as lines:
         for number in range(120):
             reader = number % 40
-            seen = [f"n{reader}-{at}" for at in range(4)]
-            shown = [
-                {"news": f"n{int(rng.integers(90))}", "clicked": int(at == number % 5)}
-                for at in range(5)
-            ]
+            clicked = [int(at == number % 5) for at in range(5)]
             request = {
                 "reader": {"id": f"r{reader}", "age": None if reader == 3 else 20 + reader},
                 "at": f"2024-05-{1 + number // 40:02} {number % 24:02}:00:00",
-                "history": seen,
-                "shown": shown,
+                "history": [f"n{reader}-{at}" for at in range(4)],
+                "shown": [{"news": f"n{rng.integers(90)}", "clicked": each} for each in clicked],
             }
             lines.write(json.dumps(request) + "\n")
 

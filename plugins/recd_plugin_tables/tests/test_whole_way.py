@@ -40,13 +40,12 @@ def clicks() -> pa.Table:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", writers.WRITERS)
-def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of(name: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name != TODAY and not by_night():
         pytest.skip("by night; its import is tested by day")
-    monkeypatch.chdir(tmp_path)
     table = clicks()
     monkeypatch.setattr(writers, "TABLE", table)
-    place = writers.WRITERS[name](tmp_path)
+    place = writers.WRITERS[name](cwd)
 
     recd("init", place, "my.yaml")
     columns = YAML(typ="safe").load(Path("my.yaml"))["dataset"]["options"]["columns"]
