@@ -1,5 +1,3 @@
-"""What ranks of test_cluster do."""
-
 from __future__ import annotations
 
 import time

@@ -56,11 +56,8 @@ def by_hand() -> Iterator[list[dict[str, Any]]]:
     of_sequences = [None, ("torchrec.planner", COALESCED), ("flexshard.joint", {})]
     of_sequences.append(("flexshard.joint", COALESCED))
     for sequences, bags in product(of_sequences, [None, ("torchrec.planner", COALESCED)]):
-        yield [
-            {"use": each[0], "tables": tables, "options": each[1]}
-            for each, tables in ((sequences, SEQUENCES), (bags, BAGS))
-            if each is not None
-        ]
+        chosen: list[Any] = [each for each in ((sequences, SEQUENCES), (bags, BAGS)) if each[0]]
+        yield [{"use": e[0], "tables": tables, "options": e[1]} for e, tables in chosen]
 
 
 @pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
@@ -68,10 +65,8 @@ def test_nothing_by_hand_is_much_better(make_registry, converter: str) -> None:
     spec, given = slow(), {"converter": {"use": converter}}
     auto = with_plugins(make_registry(sharding=AUTO, **given), spec)
     found = chosen_of(auto.prepared)
-    least = min(
-        seconds_of(with_plugins(make_registry(sharding=entries, **given), spec), spec)
-        for entries in by_hand()
-    )
+    plans = (with_plugins(make_registry(sharding=each, **given), spec) for each in by_hand())
+    least = min(seconds_of(plan, spec) for plan in plans)
     assert seconds_of(auto, spec) <= 1.1 * least
     assert found.planner is not None
     assert found.seconds < 0.7 * found.planner
@@ -193,26 +188,17 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
 
 
 @pytest.mark.parametrize(
-    ("sharding", "cluster", "message"),
+    ("other", "cluster", "message"),
     [
-        (
-            [*AUTO, {"use": "auto", "tables": ["t_usr_0"]}],
-            {},
-            r"sharding\[1\]: auto is already used in sharding\[0\]",
-        ),
-        (
-            [*AUTO, {"use": "torchrec.row_wise", "tables": ["*"]}],
-            {},
-            r"sharding\[0\]: the other entries select every table",
-        ),
-        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: 'auto' found no plan that fits"),
+        (("auto", "t_usr_0"), {}, r"sharding\[1\]: auto is already used in sharding\[0\]"),
+        (("torchrec.row_wise", "*"), {}, r"sharding\[0\]: the other entries select every table"),
+        (None, {"ddr_bytes": 100_000}, r"sharding\[0\]: 'auto' found no plan that fits"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    make_registry, sharding: Any, cluster: Any, message: str
-) -> None:
+def test_what_cannot_be_is_refused(make_registry, other: Any, cluster: Any, message: str) -> None:
+    others = [{"use": other[0], "tables": [other[1]]}] if other else []
     with pytest.raises((RegistryError, NoPlanError), match=message):
-        with_plugins(make_registry(sharding=sharding), slow(**cluster))
+        with_plugins(make_registry(sharding=[*AUTO, *others]), slow(**cluster))
 
 
 def test_a_trainer_without_data_is_told_what_that_leaves_out(tmp_path: Path) -> None:

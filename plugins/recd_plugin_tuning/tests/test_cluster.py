@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 from tests import forked
-from tests.commands import invoke
+from tests.commands import invoke, recd, refusal
 
 from recd_plugin_tuning.cluster import MeasuredCluster
 from recd_plugin_tuning.collectives import fit_rate
@@ -29,11 +28,6 @@ SIZES = (2**12, 2**16, 2**20, 2**22)
 @pytest.fixture(scope="module")
 def measured() -> MeasuredCluster:
     return run_on_ranks(cluster_cases.measured, 2, local_world_size=1)[0]
-
-
-def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *args: str) -> Result:
-    monkeypatch.setattr("recd_plugins.runtime.launch.launch", lambda *_, **__: [found])
-    return invoke("calibrate", *args)
 
 
 def test_latency_and_bandwidth_are_found_again() -> None:
@@ -76,36 +70,26 @@ def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) 
 
 
 def test_the_command_writes_what_training_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+    cwd: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = ["--json", "all.json"]
-    result = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--ranks", "2", *files)
-    assert result.exit_code == 0, result.output
+    monkeypatch.setattr("recd_plugins.runtime.launch.launch", lambda *_, **__: [measured])
+    said = recd("calibrate", "-o", "cluster.yaml", "--ranks", "2", "--json", "all.json")
     for words in ("all-reduce", "matrix products", "GFLOP/s"):
-        assert words in result.output
-    report = json.loads((tmp_path / "all.json").read_text())
+        assert words in said
+    report = json.loads((cwd / "all.json").read_text())
     assert [each["bytes"] for each in report["collectives"]["ar_global"]] == [1024, 4096, 16384]
     written = read_topology(Path("cluster.yaml"))
     assert written.model_dump(exclude_none=True) == measured.spec.model_dump(exclude_none=True)
-    again = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml")
-    assert again.exit_code == 1
-    assert "cluster.yaml already exists" in again.output
-    named = recd_calibrate(monkeypatch, measured, "-o", "cluster.txt")
-    assert named.exit_code == 1
-    assert "topology file must end in .yaml" in named.output
+    assert "cluster.yaml already exists" in refusal("calibrate", "-o", "cluster.yaml")
+    assert "topology file must end in .yaml" in refusal("calibrate", "-o", "cluster.txt")
     assert not Path("cluster.txt").exists()
-    assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
+    recd("calibrate", "-o", "cluster.yaml", "--force")
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (
-            ["--ranks", "3", "--ranks-per-node", "2"],
-            {},
-            "--ranks 3 cannot be divided into nodes of 2",
-        ),
+        (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 cannot be divided into nodes of 2"),
         (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: the file cannot be written"),
         (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun sets the number of ranks"),
         (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
@@ -113,10 +97,7 @@ def test_the_command_writes_what_training_takes(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(
-    cwd: Path,
-    arguments: list[str],
-    environment: dict[str, str],
-    message: str,
+    cwd: Path, arguments: list[str], environment: dict[str, str], message: str
 ) -> None:
     output = [] if "-o" in arguments else ["-o", "cluster.yaml"]
     result = invoke("calibrate", *output, *arguments, env=environment)

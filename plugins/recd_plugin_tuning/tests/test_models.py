@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from ruamel.yaml import YAML
+from tests import sharded
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -89,9 +90,8 @@ KJT = {"use": "recd.kjt"}
 
 
 def config(name: str, feature: str, rows: int = 1000) -> EmbeddingConfig:
-    return EmbeddingConfig(
-        name=name, embedding_dim=16, num_embeddings=rows, feature_names=[feature]
-    )
+    sizes = {"embedding_dim": 16, "num_embeddings": rows}
+    return EmbeddingConfig(name=name, feature_names=[feature], **sizes)
 
 
 def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> None:
@@ -100,9 +100,8 @@ def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> 
     registry = make_registry(sharding=AUTO, **sections)
     tables = [config("t_big", "seq_0_0", 1_000_000), config("t_small", "seq_0_0", 50)]
     model = EmbeddingCollection(tables=tables, device=torch.device("meta"))
-    prepared = prepare(
-        registry, model, plan_context(registry, list(embedding_modules(model)), slow())
-    )
+    context = plan_context(registry, list(embedding_modules(model)), slow())
+    prepared = prepare(registry, model, context)
     assert type(prepared.model) is EmbeddingCollection, "without tiers"
     assert prepared.coalesced == {"t_big", "t_small"}
     refused = [why for group in chosen_of(prepared).groups for _, why in group.refused]
@@ -113,10 +112,8 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
     def prepared(*entries: dict[str, Any]) -> Prepared:
         registry = make_registry(sharding=[*entries], pooling=[], converter=KJT)
         named = {"seq_0_0": "t_item", "seq_0_1": "t_item", "seq_0_2": "t_alone"}
-        modules = {
-            feature: EmbeddingCollection(tables=[config(name, feature)])
-            for feature, name in named.items()
-        }
+        tables = {feature: config(name, feature) for feature, name in named.items()}
+        modules = {name: EmbeddingCollection(tables=[table]) for name, table in tables.items()}
         return prepare(registry, nn.ModuleDict(modules))
 
     said = r"sharding\[0\]: several modules have tables with the same name: 't_item'"
@@ -128,10 +125,7 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
 
 def test_tables_that_torchrecs_own_sharders_take_are_planned_beside_others(make_registry) -> None:
     registry = make_registry(sharding=AUTO, pooling=[], converter=KJT)
-    left = EmbeddingBagConfig(
-        name="t_left", embedding_dim=16, num_embeddings=1000, feature_names=["usr_0"]
-    )
-    bags = EmbeddingBagCollection(tables=[left], is_weighted=True)
+    bags = sharded.bags("usr_0", rows=1000, dim=16, weighted=True)
     weights = PositionWeightedModuleCollection({"usr_0": 8})
     own = EmbeddingCollection(tables=[config("t_own", "seq_0_0")])
     left_alone = FeatureProcessedEmbeddingBagCollection(bags, weights)

@@ -22,10 +22,9 @@ def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
     huge = YAML(typ="safe").load(folder / "registry.yaml")
     huge["model"]["num_embeddings"] = 10**11
     (folder / "huge.yaml").write_text(json.dumps(huge))
-    result = plan(
-        *("--scaling", "--topology", "ndv4", "--ranks-per-node", "2", "--nodes", "3"),
-        *("--global-batch", "120", "--beside", "huge.yaml", "--json", "p", "--plot", "p.png"),
-    )
+    cluster = ("--topology", "ndv4", "--ranks-per-node", "2", "--nodes", "3")
+    others = ("--global-batch", "120", "--beside", "huge.yaml", "--json", "p", "--plot", "p.png")
+    result = plan("--scaling", *cluster, *others)
     assert result.exit_code == 0, result.output
     assert "huge, weak, 2 ranks: no plan fits" in result.stdout
     report = json.loads((folder / "p").read_text())

@@ -1,5 +1,3 @@
-"""`recd profile` as a user runs it."""
-
 from __future__ import annotations
 
 import json

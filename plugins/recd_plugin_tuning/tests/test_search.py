@@ -48,6 +48,5 @@ def test_names_of_any_letters_are_read_back(tmp_path: Path) -> None:
     names = ["t_straße", "t_🎬", 't_"quoted"']
     line = entry_line(Candidate("acme.halves", {"first": names}), names)
     (tmp_path / "r.yaml").write_text(f"sharding:\n{line}\n", encoding="utf-8")
-    assert read_yaml(tmp_path / "r.yaml").data["sharding"] == [
-        {"use": "acme.halves", "tables": names, "options": {"first": names}}
-    ]
+    entry = {"use": "acme.halves", "tables": names, "options": {"first": names}}
+    assert read_yaml(tmp_path / "r.yaml").data["sharding"] == [entry]
