@@ -15,6 +15,12 @@ from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.trainer import Job, train
 
 
+def predict_job(folder: Path, name: str, output: str, **options: Any) -> PredictJob:
+    table, path = str(folder / "new.parquet"), folder / f"{name}.yaml"
+    checkpoint = newest(folder / name)
+    return PredictJob(path, checkpoint=checkpoint, table=table, output=folder / output, **options)
+
+
 def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
     for name in names:
         (folder / name).mkdir(exist_ok=True)
@@ -24,31 +30,20 @@ def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> N
 def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> list[Any]:
     found: list[Any] = []
     for name in names:
-        path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
+        job = predict_job(folder, name, f"{name}-{world_size}.parquet")
         overrides = {"evaluate": True}
-        found.append(
-            evaluate(
-                rank, world_size, EvaluateJob(path, checkpoint=checkpoint, overrides=overrides)
-            )
-        )
-        output = folder / f"{name}-{world_size}.parquet"
-        job = PredictJob(
-            path, checkpoint=checkpoint, table=str(folder / "new.parquet"), output=output
-        )
+        of_test = EvaluateJob(job.registry, checkpoint=job.checkpoint, overrides=overrides)
+        found.append(evaluate(rank, world_size, of_test))
         assert predict(rank, world_size, job).rows == found[-1].test.num_samples
     return found
 
 
 def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
     for name in names:
-        output = folder / f"{name}-elsewhere.parquet"
-        table = str(folder / "new.parquet")
-        job = PredictJob(
-            folder / f"{name}.yaml", checkpoint=newest(folder / name), table=table, output=output
-        )
+        job = predict_job(folder, name, f"{name}-elsewhere.parquet")
         if rank == 0:
             job.prepare()
-        assert predict(rank, world_size, job).rows == len(pq.read_table(table))
+        assert predict(rank, world_size, job).rows == len(pq.read_table(job.table))
 
 
 def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:
@@ -61,12 +56,10 @@ def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str
 
 
 def noted(rank: int, world_size: int, folder: Path) -> list[int]:
-    path, checkpoint = folder / "nothing.yaml", newest(folder / "nothing")
     changes = []
     for size in (8, 64):
-        output, before = folder / f"by {size}.parquet", activity.current().changes
-        table = str(folder / "new.parquet")
-        job = PredictJob(path, checkpoint=checkpoint, table=table, output=output, batch_size=size)
+        before = activity.current().changes
+        job = predict_job(folder, "nothing", f"by {size}.parquet", batch_size=size)
         predict(rank, world_size, job)
         changes.append(activity.current().changes - before)
     return changes

@@ -10,13 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from recd_plugin_runs.export import (
-    ServingModel,
-    _detach_empty,
-    exported,
-    exported_parts,
-    with_plain_tables,
-)
+from recd_plugin_runs import export
+from recd_plugin_runs.export import ServingModel, exported, exported_parts
 from recd_plugins import load_registry
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model import user_split
@@ -76,7 +71,7 @@ def serving_model(
     torch.manual_seed(0)
     trained = build_model(registry, schema)
     put_poolings(registry, trained)
-    return ServingModel(with_plain_tables(trained), schema, {}).eval(), schema
+    return ServingModel(export.with_plain_tables(trained), schema, {}).eval(), schema
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -143,7 +138,7 @@ class _Known(nn.Module):
 
 def test_a_vocabulary_of_no_values_can_be_written(tmp_path: Path) -> None:
     program = torch.export.export(_Known(), (torch.arange(3),))
-    _detach_empty(program)
+    export._detach_empty(program)
     with (tmp_path / "model.pt2").open("wb") as file:
         torch.export.save(program, file)
     assert not torch.export.load(tmp_path / "model.pt2").module()(torch.arange(3)).any()

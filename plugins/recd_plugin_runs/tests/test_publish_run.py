@@ -63,31 +63,26 @@ def test_scores_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
         current = read_note(tmp_path / "live" / "current.json")
         if live is None:
             manifests = (tmp_path / "live").glob("*/manifest.json")
-            taken = {path.parent.name: json.loads(path.read_text())["step"] for path in manifests}
-            assert taken == {
+            taken = {path.parent.name: json.loads(path.read_text()) for path in manifests}
+            steps_of = {name: manifest["step"] for name, manifest in taken.items()}
+            deltas = {f"delta-0000000{at}": step for at, step in ((2, 2), (3, 4), (4, 6), (5, 7))}
+            assert steps_of == {
+                **deltas,
                 "base-00000001": 0,
-                "delta-00000002": 2,
-                "delta-00000003": 4,
                 "base-00000003": 4,
-                "delta-00000004": 6,
-                "delta-00000005": 7,
                 "base-00000005": 7,
             }
             # A server that has followed since the first base.
-            first = {"sequence": 1, "folder": "base-00000001"}
-            first["sha256"] = json.loads(
-                (tmp_path / "live" / "delta-00000002" / "manifest.json").read_text()
-            )["previous"]
+            digest = taken["delta-00000002"]["previous"]
+            first = {"sequence": 1, "folder": "base-00000001", "sha256": digest}
             write_note(tmp_path / "live" / "current.json", {**current, "base": first, "deltas": []})
             live = LiveModel(tmp_path / "live")
             before = _scores(live, new.to_pylist())
             assert np.abs(before - expected).max() > 1e-3
             write_note(tmp_path / "live" / "current.json", current)
             assert live.update() == 4
-            assert (
-                np.abs(_scores(LiveModel(tmp_path / "live"), new.to_pylist()) - expected).max()
-                <= 1e-6
-            )
+            found = _scores(LiveModel(tmp_path / "live"), new.to_pylist())
+            assert np.abs(found - expected).max() <= 1e-6
             left.mkdir()  # as by a run that was killed
         else:
             assert not left.exists()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,15 +15,7 @@ from tests.commands import invoke, recd
 from tests.small_registry import write_registry
 
 from recd_plugin_runs import report
-from recd_plugin_runs.report import (
-    Run,
-    findings,
-    loss_plot,
-    page,
-    read_runs,
-    runs_of,
-    validation_plot,
-)
+from recd_plugin_runs.report import Run, findings, page, read_runs, runs_of
 from recd_plugins.runtime.errors import RecdError
 
 
@@ -128,13 +121,10 @@ def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
     assert [run.name for run in read_runs([two])] == ["baseline", "plugins"]
     names = [run.name for run in read_runs([one, two, one])]
     assert names == ["one (1)", "two baseline", "two plugins", "one (4)"]
-    for text, expected in (
-        ("{", "the file is not valid JSON"),
-        ("[]", "the file contains no run"),
-        ('{"baseline": {}, "plugins": {}}', "the file contains no run"),
-    ):
+    for text in ("{", "[]", '{"baseline": {}, "plugins": {}}'):
         bad.write_text(text)
-        with pytest.raises(RecdError, match=f"bad.json: {expected}"):
+        said = "the file is not valid JSON" if text == "{" else "the file contains no run"
+        with pytest.raises(RecdError, match=f"bad.json: {said}"):
             read_runs([bad])
 
 
@@ -229,29 +219,24 @@ def test_seeds_have_a_spread_and_advice_is_said_once(tmp_path: Path) -> None:
     assert f"<td>base rate log loss</td>{'<td>0.50000</td>' * 3}<td></td>" in html
 
 
-def plotted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    shown: list[Any] = []
-
-    def collect(axes: Any, **_: Any) -> str:
-        shown.append(axes)
-        return ""
-
-    monkeypatch.setattr(report, "_svg", collect)
-    return shown
+@pytest.fixture
+def svg(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    mock = Mock(return_value="")
+    monkeypatch.setattr(report, "_svg", mock)
+    return mock
 
 
-def test_losses_are_averaged_and_outliers_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = plotted(monkeypatch)
+def test_losses_are_averaged_and_outliers_cut(svg: Mock) -> None:
     losses = [1000.0, *(0.5 + 0.1 * (step % 2) for step in range(999))]
-    loss_plot([Run("", a_run(losses=losses))])
-    raw, smooth = shown[0].lines
+    report.loss_plot([Run("", a_run(losses=losses))])
+    (axes,) = svg.call_args.args
+    raw, smooth = axes.lines
     assert np.ptp(raw.get_ydata()[5:]) > 0.09
     assert np.ptp(smooth.get_ydata()[60:-60]) < 0.01
-    assert shown[0].get_ylim()[1] < 1
+    assert axes.get_ylim()[1] < 1
 
 
-def test_the_best_validation_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = plotted(monkeypatch)
+def test_the_best_validation_is_marked(svg: Mock) -> None:
     curve = {"metric": "auc", "steps": [1, 2, 3], "values": [0.5, 0.7, 0.6], "best_step": 2}
-    validation_plot([Run("", a_run(validation=curve))], "auc")
-    assert shown[0].lines[1].get_xydata().tolist() == [[2, 0.7]]
+    report.validation_plot([Run("", a_run(validation=curve))], "auc")
+    assert svg.call_args.args[0].lines[1].get_xydata().tolist() == [[2, 0.7]]
