@@ -42,15 +42,9 @@ class Numbered(Dataset):
 
     def reader(self, *, rank, world_size, batch_size, split):
         units = tuple(Unit(0, n, first, UNIT) for n, first in enumerate(range(0, ROWS, UNIT)))
-        reader = PlannedReader(
-            ReadPlan(units, batch_size, shuffle=True),
-            self._read,
-            data={},
-            what="numbers",
-            rank=rank,
-            world_size=world_size,
-            ahead=0,
-        )
+        plan = ReadPlan(units, batch_size, shuffle=True)
+        ranks = {"rank": rank, "world_size": world_size}
+        reader = PlannedReader(plan, self._read, data={}, what="numbers", ahead=0, **ranks)
         return reader if self.options.in_blocks else Unskippable(reader)
 
     def _read(self, pieces):

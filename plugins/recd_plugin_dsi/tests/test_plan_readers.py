@@ -60,11 +60,8 @@ def test_refusals(folder, arguments, word):
 def planned(*, making=0.3, reader_cpu=0.0, training=0.1, trainer_cpu=0.1, arrival=0.0, **options):
     times = MakingTimes(fill=making, transfer=arrival, arrival=arrival)
     options = {"target": 0.05, "batch_size": 8, "ranks": 1} | options
-    return ReaderPlan(
-        Reading(times, reader_cpu, batch_bytes=1000.0),
-        Training(training, trainer_cpu, 0.0),
-        **{"cores": 2} | options,
-    )
+    reading = Reading(times, reader_cpu, batch_bytes=1000.0)
+    return ReaderPlan(reading, Training(training, trainer_cpu, 0.0), **{"cores": 2} | options)
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,8 @@ class Reference:
         buckets = bucket_of(mixed, BUCKETS)
         for bucket, known in enumerate(self.known):
             here = order[buckets[order] == bucket]
-            batch = list(
-                zip(ids[here].tolist(), mixed[here].tolist(), counts[here].tolist(), strict=True)
-            )
+            columns = (each[here].tolist() for each in (ids, mixed, counts))
+            batch = list(zip(*columns, strict=True))
             for key, _, count in batch:
                 if key in known:
                     self._update(known[key], count, step)
@@ -197,9 +196,8 @@ def test_state_loads_at_another_world_size():
     states = [each.state() for each in before]
     whole = {name: np.concatenate([each[name] for each in states]) for name in states[0]}
     for index in after:
-        index.load_state(
-            {name: each[index.first_bucket : index.last_bucket] for name, each in whole.items()}
-        )
+        own = slice(index.first_bucket, index.last_bucket)
+        index.load_state({name: each[own] for name, each in whole.items()})
     assert sum(map(len, after)) == sum(map(len, before)) > 100
     for step, ids, counts in stream[10:]:
         assert find_or_insert(after, ids, counts, step) == find_or_insert(before, ids, counts, step)

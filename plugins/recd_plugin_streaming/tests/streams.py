@@ -1,5 +1,3 @@
-"""Rows of tests, and what readers of streams yield."""
-
 from __future__ import annotations
 
 import json
@@ -15,10 +13,8 @@ COLUMNS = {"id": "id", "session": "key", "click": "label"}
 
 def clicks(count: int, first: int = 0, sessions: int = 7) -> list[Mapping[str, int]]:
     """``count`` messages with the ids ``first`` and following."""
-    return [
-        {"id": n, "session": n * 31 % sessions, "click": n % 2, "unused": n}
-        for n in range(first, first + count)
-    ]
+    ids = range(first, first + count)
+    return [{"id": n, "session": n * 31 % sessions, "click": n % 2, "unused": n} for n in ids]
 
 
 def reader(stream: Dataset, rank: int = 0, world_size: int = 1, state: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -65,13 +66,8 @@ def test_each_row_comes_once_if_the_ranks_change(tmp_path, grouping, before, aft
     stream = dataset(tmp_path, **grouping)
     for part, (count, first) in enumerate(((90, 0), (2, 90), (61, 92), (40, 153))):
         write(tmp_path, f"{part}.parquet", clicks(count, first))
-    check_each_row_once(
-        stream,
-        range(3, 3 + before),
-        after,
-        223,
-        lambda: write(tmp_path, "later.parquet", clicks(30, 193)),
-    )
+    more = partial(write, tmp_path, "later.parquet", clicks(30, 193))
+    check_each_row_once(stream, range(3, 3 + before), after, 223, more)
 
 
 def test_files_are_trained_when_they_are_complete(tmp_path, capfd):
@@ -108,18 +104,14 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(DataError, match=r"a.parquet: the file was deleted before all its rows"):
         read(reader(dataset(tmp_path), state=states[0]))
-    rows = clicks(20)
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"id": [str(n) for n in range(20)]}, "column 'id' has the type string, expected int64"),
-        ({"id": [n + 0.5 for n in range(20)]}, "column 'id' has the type double, expected int64"),
-        ({"id": [None, *range(19)]}, r"row 0 \(from 0\): column 'id' is missing or null"),
-        (
-            {"click": [*[1] * 15, 2, *[0] * 4]},
-            r"row 15 \(from 0\): column 'click' is neither 0 nor 1",
-        ),
+    wrong: list[tuple[str, list[Any], str]] = [
+        ("id", [str(n) for n in range(20)], "column 'id' has the type string, expected int64"),
+        ("id", [n + 0.5 for n in range(20)], "column 'id' has the type double, expected int64"),
+        ("id", [None, *range(19)], r"row 0 \(from 0\): column 'id' is missing or null"),
+        ("click", [*[1] * 15, *[2] * 5], r"row 15 \(from 0\): column 'click' is neither 0 nor 1"),
     ]
-    for columns, said in wrong:
-        write(tmp_path, "a.parquet", rows, **columns)
+    for column, values, said in wrong:
+        write(tmp_path, "a.parquet", clicks(20), **{column: values})
         with pytest.raises(DataError, match=said):
             read(reader(dataset(tmp_path)))
     write(tmp_path, "a.parquet", [{"id": 1}])

@@ -126,12 +126,8 @@ def test_avro_messages(cluster, topic, tmp_path, schema_id):
 
     values = [encoded(click, 7) for click in clicks(32)]
     cluster.write(topic, [*values[:9], values[3] + b"?", values[3][:-2], *values[9:]])
-    options = {
-        "format": "avro",
-        "max_bad_messages": 2,
-        "avro_schema": tmp_path / "click.avsc",
-        "avro_schema_id": schema_id,
-    }
+    options = {"format": "avro", "avro_schema": tmp_path / "click.avsc", "max_bad_messages": 2}
+    options["avro_schema_id"] = schema_id
     batches, _ = read(reader(dataset(cluster, topic, **options)))
     assert flat(batches) == list(range(32))
     if schema_id is not None:  # a schema that changes
@@ -145,12 +141,9 @@ def test_avro_messages(cluster, topic, tmp_path, schema_id):
 def test_deleted_messages_are_refused(cluster, topic, monkeypatch, capfd):
     cluster.write(topic, clicks(100))
     _, states = read(reader(dataset(cluster, topic)), most=5)
-    monkeypatch.setattr(
-        Topic, "watermarks", lambda _, p, **_cached: (64, 100) if p == 0 else (0, 0)
-    )
-    with pytest.raises(
-        DataError, match=r"partition 0: the messages with offsets 40 to 63 were del"
-    ):
+    monkeypatch.setattr(Topic, "watermarks", lambda _, p, **_cached: [(64, 100), (0, 0)][p > 0])
+    deleted = r"partition 0: the messages with offsets 40 to 63 were del"
+    with pytest.raises(DataError, match=deleted):
         read(reader(dataset(cluster, topic), state=states[-1]))
     rest, _ = read(reader(dataset(cluster, topic, lost="skip"), state=states[-1]))
     assert flat(rest) == list(range(64, 96))

@@ -159,11 +159,8 @@ def test_a_killed_run_has_the_losses_of_a_whole_run(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         path = registry(folder, cluster, "group_by: session\n    window_rows: 100", 1)
-        text = (
-            path.read_text()
-            .replace("recd.kjt", "recd.ikjt")
-            .replace(f"steps: {STEPS}", "steps: 36")
-        )
+        text = path.read_text().replace("recd.kjt", "recd.ikjt")
+        text = text.replace(f"steps: {STEPS}", "steps: 36")
         model = text[text.index("model:") : text.index("training:")]
         path.write_text(text.replace(model, "model: {embedding_dim: 8, num_embeddings: 50}\n"))
         if name == "killed":
@@ -188,9 +185,8 @@ def test_a_signal_ends_the_wait_for_messages(tmp_path: Path) -> None:
     assert "the run was ended after step 4; its checkpoint is" in program.output()[1]
     assert len(losses(tmp_path)) == 4
     # A row of the table is 0 until its only message is trained.
-    windows = re.findall(
-        r"step (\d), (\d+) rows before they were trained: (.*)", program.output()[1]
-    )
+    said = r"step (\d), (\d+) rows before they were trained: (.*)"
+    windows = re.findall(said, program.output()[1])
     assert [(step, rows) for step, rows, _ in windows] == [("2", "64"), ("4", "64")]
     assert all("log loss 0.69315" in figures for *_, figures in windows)
 
@@ -211,19 +207,14 @@ for line in sys.stdin:
 
 def test_servers_go_away_and_come_back(capfd: pytest.CaptureFixture[str]) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
-    )
+    command, pipe = [sys.executable, "-c", OWNER], subprocess.PIPE
+    owner = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environ)
     assert owner.stdin
     assert owner.stdout
     try:
         config = {"socket.timeout.ms": "500", "api.version.request.timeout.ms": "500"}
-        options = {
-            "servers": owner.stdout.readline().decode().strip(),
-            "topic": "clicks",
-            "columns": COLUMNS,
-            "config": config,
-        }
+        options = {"topic": "clicks", "columns": COLUMNS, "config": config}
+        options["servers"] = owner.stdout.readline().decode().strip()
         owner.stdin.write(b"0\n")
         owner.stdin.flush()
         owner.stdout.readline()

@@ -29,10 +29,8 @@ def batches(path: Path, rank: int = 0, world_size: int = 1, **options: object):
 @pytest.mark.parametrize("kaggle", [False, True])
 def test_formats_give_equal_batches(write_days, kaggle, categorical):
     days = (250,) if kaggle else (83, 40, 100)
-    found = [
-        batches(write_days(each, *days, kaggle=kaggle), 1, 2, categorical=categorical)
-        for each in FORMATS
-    ]
+    folders = [write_days(each, *days, kaggle=kaggle) for each in FORMATS]
+    found = [batches(folder, 1, 2, categorical=categorical) for folder in folders]
     assert len(found[0]) > 5
     assert all(each == found[0] for each in found)
 
@@ -41,9 +39,8 @@ def test_rows_are_what_was_written(tmp_path):
     ids = [f"{number:08x}" for number in range(2**32 - 26, 2**32)]
     first = ["1", "3", "-2", "", "0", *["7"] * 9, *ids]
     second = ["0", *[""] * 13, *[""] * 25, "FfFf"]
-    (tmp_path / "train.txt").write_bytes(
-        "\t".join(first).encode() + b"\n" + "\t".join(second).encode() + b"\r\n"
-    )
+    text = "\t".join(first) + "\n" + "\t".join(second) + "\r\n"
+    (tmp_path / "train.txt").write_bytes(text.encode())
     dataset = make(tmp_path, evaluate="nothing", buckets={"cat_25": 10, "*": 2**40})
     (rows,) = dataset.reader(rank=0, world_size=1, batch_size=2, split="train")
     assert rows.origins[0].path == str(tmp_path / "train.txt")

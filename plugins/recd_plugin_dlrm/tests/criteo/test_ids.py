@@ -44,9 +44,8 @@ def test_the_dictionary_is_of_the_training_days(write_days, kaggle, threshold, m
     dataset = make(folder, categorical="dictionary", threshold=threshold, max_ids=most)
     dataset.prepare()
     for split, expected in (("train", raw), ("test", raw_test)):
-        assert ids_of(dataset, split) == {
-            name: [numbers[name].get(value, 1) for value in expected[name]] for name in SPARSE
-        }
+        coded = {n: [numbers[n].get(value, 1) for value in expected[n]] for n in SPARSE}
+        assert ids_of(dataset, split) == coded
 
 
 @settings(deadline=None, max_examples=50)

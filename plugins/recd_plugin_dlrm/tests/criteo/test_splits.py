@@ -16,10 +16,8 @@ from recd_plugins.runtime.errors import DataError
 def rows_of(path: Path, split: Split, **options: object) -> list[tuple[str, int]]:
     dataset = make(path, **options)
     reader = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
-    return [
-        (Path(rows.origins[0].path).name.partition(".")[0], rows.origins[0].first_row)
-        for rows in reader
-    ]
+    origins = [rows.origins[0] for rows in reader]
+    return [(Path(each.path).name.partition(".")[0], each.first_row) for each in origins]
 
 
 @pytest.mark.parametrize(

@@ -169,9 +169,8 @@ def test_files_that_are_no_profile_are_refused(cwd: Path) -> None:
     assert "not a trace profile of version 1" in failed("generate", "other.parquet", "-o", "s")
     assert not (cwd / "s").exists()
     registry(cwd)
-    assert "--columns works only with text files" in failed(
-        "profile", "registry.yaml", "-o", "q", "--columns", "a"
-    )
+    said = failed("profile", "registry.yaml", "-o", "q", "--columns", "a")
+    assert "--columns works only with text files" in said
 
 
 def test_tables_of_other_lengths_need_a_number_of_accesses(cwd: Path) -> None:
