@@ -22,9 +22,7 @@ CEILINGS: dict[str, dict[str, float]] = {
 
 
 @pytest.mark.parametrize("name", list(CEILINGS))
-def test_counts_stay_below_their_ceilings_with_the_losses_of_the_cpu(
-    name: str, tmp_path: Path
-) -> None:
+def test_counts_stay_below_their_ceilings(name: str, tmp_path: Path) -> None:
     def count(device: HostDevice) -> Counted:
         job = VARIANTS[name], device, str(tmp_path), 64
         return launch(count_variant, VARIANTS[name].ranks, *job, threads=1)[0]

@@ -60,9 +60,7 @@ ANY_SET = "install one of these sets of versions: torch 2.11, fbgemm 1.6"
         ("2.9.0", "1.8.0", "1.8.0", ANY_SET),
     ],
 )
-def test_sets_of_packages(
-    installed: Install, torch: str, torchrec: str, fbgemm: str, remedy: str
-) -> None:
+def test_packages(installed: Install, torch: str, torchrec: str, fbgemm: str, remedy: str) -> None:
     installed({"torch": torch, "torchrec": torchrec, "fbgemm-gpu-cpu": fbgemm})
     check = doctor._versions()
     assert check.status == ("failed" if remedy else "ok")
@@ -80,9 +78,7 @@ def test_sets_of_packages(
         ({}, False, "failed"),
     ],
 )
-def test_builds_of_fbgemm(
-    installed: Install, builds: dict[str, str], cuda: bool, status: str
-) -> None:
+def test_fbgemm_builds(installed: Install, builds: dict[str, str], cuda: bool, status: str) -> None:
     installed(builds)
     assert fbgemm_has_cuda() is cuda
     assert doctor._one_fbgemm().status == status

@@ -72,9 +72,7 @@ def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
         (('if options["copies"] < 1', "if 1 / 0"), "Replicas failed in check ("),
     ],
 )
-def test_what_a_mode_does_wrong_is_said_of_it(
-    folder: Path, change: tuple[str, str], message: str
-) -> None:
+def test_faults_of_a_mode(folder: Path, change: tuple[str, str], message: str) -> None:
     assert change[0] in MODE
     write_plugins(folder, MODE.replace(*change))
     result = CliRunner().invoke(main, [*PLAN, "--replicas", "--json", "r.json"])

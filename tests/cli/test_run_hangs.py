@@ -118,9 +118,7 @@ def test_a_stopped_reader_is_named(tmp_path: Path) -> None:
     assert ends(process), "its trainer has ended"
 
 
-def test_a_rank_that_is_continued_goes_on_as_if_nothing_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_continued_rank_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Said(io.StringIO):
         def write(self, text: str) -> int:
             if found := re.search(r"sends no heartbeats \(process (\d+)", text):

@@ -73,9 +73,7 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_before_the_run(
-    folder: Path, arguments: list[str], message: str
-) -> None:
+def test_mistakes_are_told_before_the_run(folder: Path, arguments: list[str], message: str) -> None:
     result = invoke(*RUN, *arguments)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())

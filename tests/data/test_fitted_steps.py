@@ -126,9 +126,7 @@ def test_features_that_are_fitted_together_share_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kept_bytes", [1 << 28, 400_000, 0], ids=["all", "some", "no features"])
-def test_features_are_fitted_in_few_passes_over_the_table(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
-) -> None:
+def test_passes_are_few(folder: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int) -> None:
     """A pass that fails begins anew."""
     entries = [ALL % ", options: {rows: null}", ALL % ", options: {rows: null, together: true}"]
     expected = {name: step.identity() for name, step in steps(registry(folder, *entries)).items()}

@@ -96,9 +96,7 @@ CONVERTERS: dict[str, dict[str, Any]] = {
         ("partial", True, None),
     ],
 )
-def test_what_is_sent_counts(
-    registry: RunConfig, converter: str, pooled: bool, rows: int | None
-) -> None:
+def test_what_is_sent(registry: RunConfig, converter: str, pooled: bool, rows: int | None) -> None:
     registry = make(registry.path.parent, "other.yaml", **CONVERTERS[converter])
     tables = [
         Table("t_items", ("item_0", "seq_0_0"), 200, 8, pooled=pooled),

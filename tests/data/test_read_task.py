@@ -47,9 +47,7 @@ def sparse(batch: Any) -> list[int]:
     return batch.sparse_features.values().tolist()
 
 
-def alone(
-    registry: RunConfig, rank: int = 0, world_size: int = 1
-) -> Iterator[tuple[list[int], State]]:
+def alone(registry: RunConfig, rank: int, world_size: int) -> Iterator[tuple[list[int], State]]:
     loader = build_dataloader(registry, rank, world_size)
     for batch in loader:
         yield sparse(batch), loader.state_dict()

@@ -100,7 +100,7 @@ def test_the_load_test_finds_no_errors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["model.pt2", "model_int8.pt2", "candidates_int8.pt2"])
-def test_each_program_can_be_served(
+def test_programs(
     program: str, folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -116,9 +116,7 @@ def test_each_program_can_be_served(
         assert scorer.score(json.dumps({"candidates": rows}).encode()) == expected
 
 
-def test_user_features_are_cached_by_key(
-    folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_are_cached(folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     serve = imported("serve")
     scorer = serve.Scorer(folder / "exported", cache_size=2)
@@ -138,9 +136,7 @@ def test_user_features_are_cached_by_key(
         scorer.score(later[1])
 
 
-def test_a_published_model_is_followed(
-    folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_follows_a_model(folder: Path, measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     current = folder / "live" / "current.json"
     newest = read_note(current)
     write_note(current, {**newest, "deltas": newest["deltas"][:1]})
@@ -212,9 +208,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_input_is_answered(
-    name: str, measure: Any, connection: http.client.HTTPConnection
-) -> None:
+def test_bad_input(name: str, measure: Any, connection: http.client.HTTPConnection) -> None:
     text, expected, told = WRONG[name]
     if text.startswith('{"item"'):
         text = f'{{"request": {USER}, "candidates": [{text}]}}'

@@ -29,9 +29,7 @@ def entries(registry: RunConfig) -> list[Any]:
     ]
 
 
-def test_it_takes_what_it_was_started_with_or_says_why_not(
-    make_registry, table: Path, tmp_path: Path, capsys
-) -> None:
+def test_it_takes_what_it_started_with(make_registry, table: Path, tmp_path: Path, capsys) -> None:
     training = {"ranks": 2, "batch_size": 256, "checkpoint": {"path": str(tmp_path / "kept")}}
     started = make_registry(sharding=[ROW_WISE, *CHOSEN], training=training)
 

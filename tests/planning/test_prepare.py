@@ -91,9 +91,7 @@ def test_features_of_modules_that_are_left_alone_are_read(
     ],
     ids=["pattern", "coalesced", "cache"],
 )
-def test_entries_for_tables_that_are_left_alone_are_refused(
-    tmp_path: Path, kind: str, why: str, section: str
-) -> None:
+def test_tables_left_alone_are_refused(tmp_path: Path, kind: str, why: str, section: str) -> None:
     registry = registry_with(tmp_path, section)
     kind_of_entry = section.partition(":")[0]
     with pytest.raises(RegistryError) as raised:
@@ -167,9 +165,7 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("collection", [bags, sequences])
-def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
-    tmp_path: Path, collection: Any
-) -> None:
+def test_tables_of_one_feature_coalesce_together(tmp_path: Path, collection: Any) -> None:
     section = "sharding:\n  - {use: torchrec.planner, tables: [t_z], options: {coalesce: true}}"
     tables = collection("y", "z", rows=9, feature_names=["x"])
     with pytest.raises(RegistryError) as raised:
@@ -179,9 +175,7 @@ def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
     assert problem.message.startswith("feature 'x' looks up the tables 't_y', 't_z', but only 't_z")
 
 
-def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_nccl_are_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backends = "cpu:gloo,cuda:nccl"
     group = SimpleNamespace(is_initialized=lambda: True, get_backend_config=lambda: backends)
     monkeypatch.setattr("recd_plugins.planning.choosing.dist", group)

@@ -74,9 +74,7 @@ def proposal(topology: Topology) -> list[Option]:
 
 
 @pytest.mark.parametrize("full", [(), (0,), (3, 5), range(1, 8), range(8, 15)])
-def test_shards_have_the_ranks_that_torchrec_gives_them(
-    proposal: list[Option], topology: Topology, full: Iterable[int]
-) -> None:
+def test_ranks_of_shards(proposal: list[Option], topology: Topology, full: Iterable[int]) -> None:
     for rank in full:  # no room for more than what is on all ranks
         uniform = (o.sharding for o in proposal if o.sharding.partition_by == "uniform")
         needed = sum(option.shards[rank].storage.hbm for option in uniform)

@@ -59,9 +59,7 @@ NOTHING = Compute(Operations(), Operations(), 0)
     ("converter", "coalesce", "wire"),
     [("recd.kjt", True, "fp32"), ("recd.ikjt", False, "bf16")],
 )
-def test_ids_and_bytes_are_those_of_a_run(
-    tmp_path: Path, converter: str, coalesce: bool, wire: str
-) -> None:
+def test_ids_and_bytes_of_a_run(tmp_path: Path, converter: str, coalesce: bool, wire: str) -> None:
     path = write_registry(
         tmp_path,
         dataset=papercal(tmp_path, ROWS, 64, sparse=SPARSE),

@@ -103,9 +103,7 @@ def version(registry: Path, plugins_dir: Path | None = None) -> str:
     return plugin_versions(load_registry(registry, plugins_dir=plugins_dir))["acme.keep"]
 
 
-def test_a_class_that_is_not_in_the_module_of_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_of_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with on_path(tmp_path, monkeypatch):
         site = Site(tmp_path)
         (tmp_path / "module_of_core.py").write_text(PLUGIN, encoding="utf-8")

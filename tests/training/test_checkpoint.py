@@ -53,9 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_leaves_a_whole_checkpoint(
-    tmp_path: Path, whole: tuple[Path, Any], moment: str
-) -> None:
+def test_kills_leave_a_checkpoint(tmp_path: Path, whole: tuple[Path, Any], moment: str) -> None:
     with pytest.raises(SetupError, match="killed"):
         launch(save_three, 2, tmp_path, moment)
     with Checkpoints(tmp_path, keep=1).reserve(resume=True):

@@ -160,9 +160,7 @@ def put(checkpoint: Path, value: Any, as_bytes: bool) -> None:
 
 
 @pytest.mark.parametrize(("as_bytes", "function"), [(False, os.system), (True, eval)])
-def test_a_file_of_tensors_runs_nothing(
-    checkpoint: Path, tmp_path: Path, as_bytes: bool, function: Any
-) -> None:
+def test_files_run_nothing(checkpoint: Path, tmp_path: Path, as_bytes: bool, function: Any) -> None:
     command = f"touch {tmp_path / 'ran'}"
     argument = command if function is os.system else f"__import__('os').system({command!r})"
     put(checkpoint, Call(function, argument), as_bytes)

@@ -87,9 +87,7 @@ def sharded(folder: Path, case: str) -> tuple[Any, Any, Callable[[], Any]]:
     return parts.prepared, parts.dmp, pipeline
 
 
-def evaluated(
-    rank: int, world_size: int, folder: Path, cases: Sequence[str]
-) -> list[dict[str, Any]]:
+def evaluated(rank: int, world_size: int, folder: Path, cases: list[str]) -> list[dict[str, Any]]:
     found = []
     for case in cases:
         prepared, dmp, pipeline = sharded(folder, case)

@@ -77,9 +77,7 @@ def checkpoint(folder: Path, tmp_path: Path) -> Path:
         ('["seq_*"], options: {x: 5}', "[seq_0_*, seq_1_*, seq_2_*], options: {x: 5}"),
     ],
 )
-def test_what_is_spelled_out_is_the_same(
-    folder: Path, checkpoint: Path, old: str, new: str
-) -> None:
+def test_defaults_may_be_spelled_out(folder: Path, checkpoint: Path, old: str, new: str) -> None:
     assert check_resumable(checkpoint, identity(folder, (old, new)), ()) == []
 
 
@@ -129,16 +127,12 @@ def test_what_makes_it_another_run_is_refused(folder: Path, checkpoint: Path, wo
          'cache[0].use was not set and is now "scars.cache"'),
     ],
 )  # fmt: skip
-def test_what_no_result_depends_on_is_told(
-    folder: Path, checkpoint: Path, old: str, new: str, told: str
-) -> None:
+def test_changes_are_told(folder: Path, checkpoint: Path, old: str, new: str, told: str) -> None:
     now = identity(folder, (old, new))
     assert any(told in each for each in check_resumable(checkpoint, now, ()))
 
 
-def test_a_table_that_moved_and_one_of_as_many_rows(
-    folder: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_table_that_moved_or_changed(folder: Path, checkpoint: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder / "table", moved)
     change = f"path: {folder}/table", f"path: {moved}"

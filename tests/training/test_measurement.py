@@ -215,9 +215,7 @@ def test_the_live_line_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(said, drawn.getvalue())
 
 
-def test_lines_of_a_log_file(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_lines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     stalls = Stalls(1, 4.0, {"fill": 1.0}, MakingTimes())
     monkeypatch.setattr(module.time, "monotonic", lambda: now)

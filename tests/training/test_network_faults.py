@@ -98,9 +98,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize(
     ("fault", "number"), [(f, n) for f, times in FAULTS.items() for n in range(times * TIMES)]
 )
-def test_others_end_and_name_the_rank(
-    fault: str, number: int, tmp_path: Path, losses: list[float]
-) -> None:
+def test_others_name_the_rank(fault: str, number: int, tmp_path: Path, losses: list[float]) -> None:
     draw = random.Random(time.time_ns() if TIMES > 1 else number)
     node = draw.randrange(NODES)
     with ShapedNetwork(NODES, "200mbit") as network:

@@ -98,9 +98,7 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
         ("raised", ZeroDivisionError, r"failed in update of table 't_raised' \(.*acme.py:\d+"),
     ],
 )
-def test_what_a_plugin_cannot_return(
-    tmp_path: Path, table: str, kind: type[Exception], said: str
-) -> None:
+def test_bad_updates(tmp_path: Path, table: str, kind: type[Exception], said: str) -> None:
     registry = registry_of(tmp_path, MINE.replace("t_a", f"t_{table}"))
     with pytest.raises(kind, match=said):
         applied(registry, model_of(table))

@@ -111,9 +111,7 @@ def _tables(dmp: DistributedModelParallel) -> list[Tensor]:
     [(1, (), None), (3, (), None), (2, (0.2, 0.05), None), (2, (0.1,), None)]
     + [(2, (), fails) for fails in ("forward 3", "backward 3", "forward 0")],
 )
-def test_it_trains_as_a_loop_that_waits(
-    world_size: int, rates: tuple[float, ...], fails: str | None
-) -> None:
+def test_it_trains_as_a_loop(world_size: int, rates: tuple[float, ...], fails: str | None) -> None:
     kinds: tuple[Pipeline, ...] = ("ours", "overlapped")
     variants: list[list[Run]] = [
         run_on_ranks(run, world_size, kind, None, fails, False, rates) for kind in kinds
@@ -159,9 +157,7 @@ def test_weights_that_come_too_late_are_refused() -> None:
     ("asked", "nodes", "expected"),
     [(None, 1, False), (None, 2, DEVICE.type == "cpu"), (False, 2, False), (True, 1, True)],
 )
-def test_it_is_for_several_nodes_or_who_asks(
-    asked: bool | None, nodes: int, expected: bool
-) -> None:
+def test_it_is_for_several_nodes(asked: bool | None, nodes: int, expected: bool) -> None:
     assert run_on_ranks(chosen, 2, asked, local_world_size=2 // nodes) == [expected] * 2
 
 

@@ -64,9 +64,7 @@ def test_a_run_has_the_plan_of_recd_plan(registry: Any, variant: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", ["plugins", "baseline"])
-def test_activations_that_do_not_fit_leave_no_plan(
-    registry: Any, variant: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_plan_fits(registry: Any, variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = replace(NO_COMPUTE, rest_saved_bytes=1e12)
     monkeypatch.setattr(sharded_model, "measure_compute", lambda _: kept)
     with pytest.raises(NoPlanError):

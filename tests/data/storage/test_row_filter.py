@@ -83,9 +83,7 @@ def conditions(draw: st.DrawFn) -> Condition:
     world_size=st.integers(1, 3),
     stop=st.integers(0, 5),
 )
-def test_any_filter_on_any_ranks_reads_what_numpy_takes(
-    data, wanted, group_rows, batch_size, world_size, stop
-):
+def test_any_filter_reads_what_numpy_takes(data, wanted, group_rows, batch_size, world_size, stop):
     num_rows = len(data["whole"])
     stored = pa.table(
         {
