@@ -9,7 +9,6 @@ from tests.commands import invoke, recd
 from tests.plugin_files import write_plugins
 from tests.small_registry import write_registry
 
-#: A report that is written as a table.
 MARKDOWN = r"""
 from recd_plugins.api import file_utils
 
@@ -54,27 +53,22 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
     assert "| loss at the last step | 0." in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--markdown", "run.md", "--dry-run"],
-            "--markdown needs a training run. Remove --dry-run",
-        ),
-        (["--markdown", "/proc/run.md"], "/proc/run.md: the file cannot be written"),
-        (
-            ["--markdon", "run.md"],
-            "No such option '--markdon'. (Did you mean one of: '--breakdown', '--markdown'",
-        ),
-        (
-            ["--batch-size", "8"],
-            "No such option '--batch-size'. To override this value of the registry file, add "
-            "training.batch_size=VALUE after REGISTRY",
-        ),
-    ],
-)
-def test_mistakes_are_told_before_the_run(folder: Path, arguments: list[str], message: str) -> None:
-    result = invoke(*RUN, *arguments)
+MISTAKES = {
+    "--markdown run.md --dry-run": "--markdown needs a training run. Remove --dry-run",
+    "--markdown /proc/run.md": "/proc/run.md: the file cannot be written",
+    "--markdon run.md": (
+        "No such option '--markdon'. (Did you mean one of: '--breakdown', '--markdown'"
+    ),
+    "--batch-size 8": (
+        "No such option '--batch-size'. To override this value of the registry file, add "
+        "training.batch_size=VALUE after REGISTRY"
+    ),
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_mistakes_are_told_before_the_run(folder: Path, arguments: str) -> None:
+    result = invoke(*RUN, *arguments.split())
     assert result.exit_code != 0
-    assert message in " ".join(result.output.split())
+    assert MISTAKES[arguments] in " ".join(result.output.split())
     assert not Path("run.md").exists()

@@ -90,10 +90,11 @@ def test_validation_changes_no_loss(whole: Path, tmp_path: Path) -> None:
     assert report["losses"] == json.loads((whole / "losses").read_text())
 
 
-def ended(folder: Path, registry: Path) -> tuple[int, str]:
+def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+    registry = write(tmp_path, VALIDATED)
     program = forked.Program([forked.RECD, "run", registry])
     try:
-        while not list(folder.glob("checkpoints/step-*")):
+        while not list(tmp_path.glob("checkpoints/step-*")):
             assert program.poll() is None, program.output()[1]
             time.sleep(0.005)
         started = psutil.Process(program.pid).children(recursive=True)
@@ -104,13 +105,7 @@ def ended(folder: Path, registry: Path) -> tuple[int, str]:
         assert not alive
     finally:
         program.kill_all()
-    (step,) = re.findall(r"SIGTERM: the run was ended after step (\d+)", said)
-    return int(step), said
-
-
-def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    registry = write(tmp_path, VALIDATED)
-    step, said = ended(tmp_path, registry)
+    (step,) = map(int, re.findall(r"SIGTERM: the run was ended after step (\d+)", said))
     assert step < STEPS, "it was over before"
     assert "SIGTERM: every rank finishes its step" in said
     assert f"step-{step:09}. To resume, run: recd run {registry} --resume" in said

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.plugin_files import write_plugins
+from tests.small_registry import write_registry
 
 from recd_plugins import load_registry
 from recd_plugins.data.access import measure_access
@@ -57,17 +58,7 @@ class Asks(DatasetWrapper):
             getattr(self.lookups, self.options.what)
         return reader
 '''
-FILE = """\
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {path: t.parquet}
-  wrap:
-WRAP
-converter: {use: recd.ikjt, options: {groups: auto}}
-training: {batch_size: 16}
-"""
-CLUSTERED, ASKS = "    - {use: acme.clustered}\n", "    - {use: acme.asks, options: {what: %s}}\n"
+CLUSTERED = {"use": "acme.clustered"}
 
 
 @pytest.fixture
@@ -83,10 +74,11 @@ def load(cwd: Path) -> Any:
     pq.write_table(pa.table(columns), cwd / "t.parquet")
     plugins_dir = write_plugins(cwd, PLUGINS, "Clustered", "BySession", "Asks")
 
-    def loaded(wrap: str) -> Any:
-        text = FILE.replace("WRAP\n", wrap) if wrap else FILE.replace("  wrap:\nWRAP\n", "")
-        Path("r.yaml").write_text(text)
-        return load_registry(Path("r.yaml"), plugins_dir=plugins_dir)
+    def loaded(*wrap: Any) -> Any:
+        dataset = {"use": "recd.session_parquet", "options": {"path": "t.parquet"}, "wrap": wrap}
+        converter = {"use": "recd.ikjt", "options": {"groups": "auto"}}
+        path = write_registry(Path(), dataset=dataset, converter=converter)
+        return load_registry(path, plugins_dir=plugins_dir)
 
     return loaded
 
@@ -104,17 +96,17 @@ def test_a_plan_reckons_with_the_order_of_wrappers(load: Any) -> None:
 
 @pytest.mark.parametrize("what", ["tables", "of"])
 def test_who_asks_for_the_model_is_left_out_by_name(load: Any, what: str) -> None:
-    own = measure_profile(load(""))
-    alone = measure_profile(load(ASKS % what))
-    assert alone.features == own.features
-    assert "without acme.asks (r.yaml:6 dataset.wrap[0])" in alone.source
-    both = measure_profile(load(CLUSTERED + ASKS % what))
+    asks = {"use": "acme.asks", "options": {"what": what}}
+    alone = measure_profile(load(asks))
+    assert alone.features == measure_profile(load()).features
+    assert "without acme.asks (registry.yaml:2 dataset.wrap[0])" in alone.source
+    both = measure_profile(load(CLUSTERED, asks))
     assert both.features == measure_profile(load(CLUSTERED)).features
     assert "without acme.asks" in both.source
 
 
 def test_sessions_are_known_through_a_wrapper(load: Any) -> None:
-    by_session = "    - {use: acme.by_session}\n"
-    dataset = wrapped_dataset(load(CLUSTERED + by_session * 2))
+    by_session = {"use": "acme.by_session"}
+    dataset = wrapped_dataset(load(CLUSTERED, by_session, by_session))
     rows = next(iter(dataset.reader(rank=0, world_size=1, batch_size=16, split="train")))
     assert rows.data.column("session_id").to_pylist() == [0] * 16

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.number_rows import Noise, Numbers, Unrepeatable
 from tests.plugin_files import write_plugins
+from tests.small_registry import write_registry
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import Entry, RegistrySpec
@@ -23,24 +24,6 @@ from recd_plugins.interfaces.ingestion import BatchBlock, TaskReader
 BATCH = 8
 
 State = dict[str, Any]
-
-
-def registry_of(dataset: Numbers, **parts: Any) -> RunConfig:
-    spec = {"version": 1, "training": {"batch_size": BATCH}}
-    parts = {
-        "converter": Unrepeatable(Unrepeatable.Options(trainer=os.getpid())),
-        "preprocessing": (Entry(Noise(Noise.Options()), ("item",), "preprocessing[0]", 1),),
-        "sharding": (),
-        **parts,
-    }
-    return RunConfig(
-        Path("registry.yaml"),
-        RegistrySpec.model_validate(spec),
-        dataset,
-        pooling=(),
-        cache=(),
-        **parts,
-    )
 
 
 def sparse(batch: Any) -> list[int]:
@@ -59,7 +42,16 @@ def contents(block: BatchBlock) -> list[tuple[list[int], State]]:
 
 @pytest.fixture(scope="module")
 def made() -> tuple[list[tuple[list[int], State]], State, list[TaskReader]]:
-    registry = registry_of(Numbers(Numbers.Options()))
+    registry = RunConfig(
+        Path("registry.yaml"),
+        RegistrySpec.model_validate({"version": 1, "training": {"batch_size": BATCH}}),
+        Numbers(Numbers.Options()),
+        converter=Unrepeatable(Unrepeatable.Options(trainer=os.getpid())),
+        preprocessing=(Entry(Noise(Noise.Options()), ("item",), "preprocessing[0]", 1),),
+        sharding=(),
+        pooling=(),
+        cache=(),
+    )
     epoch = list(alone(registry, 1, 2))
     task = read_task(registry, 1, 2)
     start = registry.dataset.reader(rank=1, world_size=2, batch_size=BATCH, split="train")
@@ -88,13 +80,6 @@ def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
     assert [batch for block in in_order for batch in contents(block)] == epoch[taken:]
 
 
-REGISTRY = """
-version: 1
-dataset: {use: recd.session_parquet, options: {path: table.parquet}}
-converter: {use: acme.first}
-training: {batch_size: 4}
-"""
-
 PLUGINS = '''
 from recd_plugins.data.plain import PlainConverter
 
@@ -113,7 +98,12 @@ def folder(tmp_path: Path) -> Path:
         "seen": pa.array([[row] for row in range(16)], pa.list_(pa.int64())),
     }
     pq.write_table(pa.table(columns), tmp_path / "table.parquet")
-    (tmp_path / "registry.yaml").write_text(REGISTRY)
+    options = {"path": "table.parquet"}
+    write_registry(
+        tmp_path,
+        dataset={"use": "recd.session_parquet", "options": options},
+        converter={"use": "acme.first"},
+    )
     write_plugins(tmp_path, PLUGINS, "First")
     (tmp_path / "elsewhere").mkdir()
     return tmp_path
@@ -124,5 +114,5 @@ def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
     registry = load_registry("registry.yaml", plugins_dir="plugins")
     task, start = read_task(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
     monkeypatch.chdir(folder / "elsewhere")
-    assert contents(task.open().block(start, 0))[0][0] == [0, 1, 2, 3]
+    assert contents(task.open().block(start, 0))[0][0] == list(range(16))
     assert Path.cwd() == folder

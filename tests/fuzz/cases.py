@@ -47,7 +47,6 @@ json_values: st.SearchStrategy[Any] = st.sampled_from(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=3,
 )
-#: Text that is no JSON object.
 no_json = st.sampled_from(
     ["", "null", "[]", "{", "{}", "5", '"x"', "[[1]]", "[" * 100_000, "NaN", "\0", "\ufeff{}"]
 )

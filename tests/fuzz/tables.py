@@ -20,7 +20,6 @@ Row = Mapping[str, Any]
 ROWS, STEPS, BATCH = 48, 3, 8
 #: Every id of the rows below is smaller.
 NUM_IDS = 40
-#: Rows that a run reads.
 READ = STEPS * BATCH
 LISTS = pa.list_(pa.int64())
 SCHEMA = pa.schema(

@@ -79,13 +79,7 @@ def put(document: Any, path: Place, value: Any) -> Any:
 
 
 def judge(content: str | bytes, *, refuse: bool = False, same: bool = False) -> None:
-    """Refused; or it trains as the same document, written as JSON, does.
-
-    Args:
-        content: of the file.
-        refuse: it cannot be anything that trains.
-        same: it says what ``TEXT`` says.
-    """
+    """Refused, or it trains as the same document in JSON does; ``same``: as ``TEXT`` does."""
     tables.write_two()
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     Path("registry.yaml").write_bytes(data)

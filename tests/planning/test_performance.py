@@ -91,11 +91,9 @@ def test_split_rows_receive_each_id_once(make_registry, device: str, name: str) 
     found = {(option.name, option.sharding_type): option for option in options}
     whole = found[name, "table_wise"].shards
     for kind in ("row_wise", "table_row_wise"):
-        split = found.get((name, kind))
-        if split is None:
-            continue
-        received = sum(shard.perf.input_dist_comms for shard in split.shards)
-        assert received == pytest.approx(whole[0].perf.input_dist_comms, rel=0.01)
+        if split := found.get((name, kind)):
+            received = sum(shard.perf.input_dist_comms for shard in split.shards)
+            assert received == pytest.approx(whole[0].perf.input_dist_comms, rel=0.01)
 
 
 def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:

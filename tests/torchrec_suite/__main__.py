@@ -46,15 +46,9 @@ def outcomes(checkout: Path, file: str, side: str, timeout: int) -> dict[str, st
             str(checkout / "torchrec" / "distributed" / file),
         ]  # fmt: skip
         path = os.pathsep.join([str(_HERE / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": path,
-            "TORCHREC_CHECKOUT": str(checkout),
-            "TORCHREC_SHARDERS": side,
-        }
-        done = subprocess.run(
-            command, env=environment, cwd=folder, capture_output=True, text=True, check=False
-        )
+        of_site = {"TORCHREC_CHECKOUT": str(checkout), "TORCHREC_SHARDERS": side}
+        environment = {**os.environ, "PYTHONPATH": path, **of_site}
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
         if not report.exists():
             sys.exit(f"{file}: pytest ended without a report\n{done.stdout}{done.stderr}")
         cases = ElementTree.parse(report).iter("testcase")

@@ -123,9 +123,8 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
         "The saved state of 'test.gone' is ignored, because the registry file does not use this "
         "callback\n"
     )
-    with pytest.raises(
-        RegistryError, match=r"callbacks\[0\]: callback 'test.idle' cannot load a state"
-    ):
+    message = r"callbacks\[0\]: callback 'test.idle' cannot load a state"
+    with pytest.raises(RegistryError, match=message):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 
 

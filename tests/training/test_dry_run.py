@@ -68,8 +68,5 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
     assert "data columns" in done.stdout
     assert "memory of a rank: " in done.stdout
     assert len(done.stdout.splitlines()) <= 30
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "figures.json",
-        "registry.yaml",
-        "t.parquet",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["figures.json", "registry.yaml", "t.parquet"]

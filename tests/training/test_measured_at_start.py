@@ -16,7 +16,6 @@ from recd_plugins.training.session import KEPT, topology_at_start, write_topolog
 
 #: All else is left out, so that of two that measure there is one.
 ALONE = {"RECD_ONLY": "recd-plugins-core"}
-#: A measurement that finds a slow network.
 SLOW = """
 from recd_plugins.api import plan_modes, topologies
 

@@ -56,13 +56,9 @@ class Model(nn.Module):
 
 def batches() -> Iterator[ModelInput]:
     while True:
-        yield ModelInput(
-            torch.zeros(BATCH, 0),
-            KeyedJaggedTensor(
-                ["f"], torch.randint(ROWS, (BATCH * IDS,)), lengths=torch.full((BATCH,), IDS)
-            ),
-            torch.zeros(BATCH),
-        )
+        ids, lengths = torch.randint(ROWS, (BATCH * IDS,)), torch.full((BATCH,), IDS)
+        kjt = KeyedJaggedTensor(["f"], ids, lengths=lengths)
+        yield ModelInput(torch.zeros(BATCH, 0), kjt, torch.zeros(BATCH))
 
 
 def pipelined(rank: int, world_size: int, kind: str, slow: int) -> tuple[StageTimes, float]:

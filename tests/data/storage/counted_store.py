@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,15 +25,6 @@ class Request:
     path: str
     start: int
     stop: int
-
-
-def of_columns(requests: Sequence[Request], sizes: dict[str, int]) -> list[Request]:
-    """The requests that read columns. One that reaches the end of its file is for the footer."""
-    return [each for each in requests if each.stop < sizes[each.path]]
-
-
-def num_bytes(requests: Sequence[Request]) -> int:
-    return sum(each.stop - each.start for each in requests)
 
 
 @dataclass(frozen=True)
