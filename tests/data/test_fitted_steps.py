@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.plugin_files import write_plugins
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins import load_registry
 from recd_plugins.data.loader import build_dataloader
@@ -77,33 +78,28 @@ class Known(Preprocessing):
         ids = torch.tensor(sorted(self.ids))
         return torch.where(torch.isin(values, ids), torch.searchsorted(ids, values), 0), offsets
 '''
-HEAD = """version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {table}
-    sparse: [seq_0_0, seq_0_1, item_0]
-    generate: {{rows: 512, row_group_rows: 128}}
-converter: {{use: recd.kjt}}
-training: {{batch_size: 64, workers: {workers}}}
-preprocessing:
-"""
-ALL = '{use: acme.known, features: ["*"]%s}'
+
+
+def known(**options: Any) -> dict[str, Any]:
+    return {"use": "acme.known", "features": ["*"], "options": options}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fitted")
     write_plugins(folder, PLUGINS, "Known")
-    registry(folder, ALL % "").dataset.prepare()
+    registry(folder, known()).dataset.prepare()
     return folder
 
 
-def registry(folder: Path, *entries: str, workers: int = 0) -> Any:
-    head = HEAD.format(table=folder / "table", workers=workers)
-    text = head + "".join(f"  - {entry}\n" for entry in entries)
-    (folder / "registry.yaml").write_text(text, encoding="utf-8")
-    return load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")
+def registry(folder: Path, *entries: dict[str, Any], workers: int = 0) -> Any:
+    path = write_registry(
+        folder,
+        dataset=papercal(folder, 512, 128, sparse=["seq_0_0", "seq_0_1", "item_0"]),
+        preprocessing=entries,
+        training={"batch_size": 64, "workers": workers},
+    )
+    return load_registry(path, plugins_dir=folder / "plugins")
 
 
 def steps(found: Any) -> dict[str, Any]:
@@ -111,24 +107,24 @@ def steps(found: Any) -> dict[str, Any]:
 
 
 def test_each_feature_has_a_copy_fitted_to_it_alone_once(folder: Path) -> None:
-    found = registry(folder, ALL % ", options: {rows: 70}")
-    known = steps(found)
-    assert {name: step.features for name, step in known.items()} == {n: [n] for n in known}
-    assert {step.num_rows for step in known.values()} == {70}
-    assert known == steps(found.with_training({"batch_size": 32}))
+    found = registry(folder, known(rows=70))
+    fitted = steps(found)
+    assert {name: step.features for name, step in fitted.items()} == {n: [n] for n in fitted}
+    assert {step.num_rows for step in fitted.values()} == {70}
+    assert fitted == steps(found.with_training({"batch_size": 32}))
 
 
 def test_features_that_are_fitted_together_share_one(folder: Path) -> None:
-    (known,) = set(steps(registry(folder, ALL % ", options: {together: true}")).values())
-    assert known.features == ["seq_0_0", "seq_0_1", "item_0"]
-    apart = steps(registry(folder, ALL % "")).values()
-    assert known.ids == set().union(*(step.ids for step in apart))
+    (shared,) = set(steps(registry(folder, known(together=True))).values())
+    assert shared.features == ["seq_0_0", "seq_0_1", "item_0"]
+    apart = steps(registry(folder, known())).values()
+    assert shared.ids == set().union(*(step.ids for step in apart))
 
 
 @pytest.mark.parametrize("kept_bytes", [1 << 28, 400_000, 0], ids=["all", "some", "no features"])
 def test_passes_are_few(folder: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int) -> None:
     """A pass that fails begins anew."""
-    entries = [ALL % ", options: {rows: null}", ALL % ", options: {rows: null, together: true}"]
+    entries = [known(rows=None), known(rows=None, together=True)]
     expected = {name: step.identity() for name, step in steps(registry(folder, *entries)).items()}
     asked: list[Any] = []
 
@@ -148,10 +144,9 @@ def test_passes_are_few(folder: Path, monkeypatch: pytest.MonkeyPatch, kept_byte
 
 
 def test_an_entry_is_fitted_to_what_those_before_it_leave(folder: Path) -> None:
-    hashed = '{use: recd.sigrid_hash, features: ["*"], options: {buckets: 5}}'
-    assert steps(registry(folder, hashed, ALL % ""))["seq_0_0"].ids == set(range(5))
-    before = steps(registry(folder, ALL % ""))["seq_0_0"].ids
-    twice = steps(registry(folder, ALL % "", ALL % ""))["seq_0_0"].ids
+    assert steps(registry(folder, *hashed(5), known()))["seq_0_0"].ids == set(range(5))
+    before = steps(registry(folder, known()))["seq_0_0"].ids
+    twice = steps(registry(folder, known(), known()))["seq_0_0"].ids
     assert twice == set(range(len(before)))
 
 
@@ -164,9 +159,9 @@ def rows_of(found: Any) -> list[dict[str, list[list[int]]]]:
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
-    before = identity_of(registry(folder, ALL % ""), [])
+    before = identity_of(registry(folder, known()), [])
     (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
-    found = registry(folder, ALL % "")
+    found = registry(folder, known())
     assert check_resumable(tmp_path, identity_of(found, []), ()) == []
     (entry,) = found.preprocessing
     entry.plugin.fitted["item_0"].ids.add(-1)
@@ -176,18 +171,18 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(folder: Path, tmp_path: P
     assert check_resumable(tmp_path, now, ("preprocessing",))
 
 
-@pytest.mark.parametrize("together", ["false", "true"])
+@pytest.mark.parametrize("together", [False, True])
 def test_a_checkpoint_stands_for_fitting(
-    folder: Path, tmp_path: Path, together: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ALL % f", options: {{together: {together}}}"
+    entry = known(together=together)
     before = registry(folder, entry)
     expected = rows_of(before)
     arrays = {name: each.numpy() for name, each in fitted_state(before).items()}
     manifest = manifest_text({FITTED: write_arrays(tmp_path / FITTED, arrays)})
     (tmp_path / MANIFEST).write_text(manifest, encoding="utf-8")
     (tmp_path / IDENTITY).write_text(identity_text(identity_of(before, [])), encoding="utf-8")
-    other = registry(folder, ALL % f", options: {{together: {together}, rows: 50}}")
+    other = registry(folder, known(together=together, rows=50))
     load_fitted(other, tmp_path)
     assert other.preprocessing[0].plugin.fitted is None
     monkeypatch.setattr("recd_plugins.data.preprocess.training_rows", None)
@@ -207,19 +202,19 @@ def check_alike(rank: int, world_size: int, folder: Path) -> None:
 
 
 def test_ranks_are_fitted_alike(folder: Path) -> None:
-    registry(folder, ALL % "")
+    registry(folder, known())
     run_on_ranks(check_alike, 2, folder)
-    registry(folder, ALL % ", options: {fault: by rank}")
+    registry(folder, known(fault="by rank"))
     with pytest.raises(SetupError, match=r"fit of .*acme\.known to .* on rank 0, .* on rank 1"):
         run_on_ranks(check_alike, 2, folder)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_step_refuses_names_its_entry(folder: Path, workers: int) -> None:
-    found = registry(folder, ALL % ", options: {fault: refuses}", workers=workers)
-    message = f"{folder}/registry.yaml:11 preprocessing[0]: acme.known: remove option 'fault'"
+    found = registry(folder, known(fault="refuses"), workers=workers)
+    message = f"{folder}/registry.yaml:6 preprocessing[0]: acme.known: remove option 'fault'"
     with pytest.raises(RecdError, match=f"^{re.escape(message)}$"):
         rows_of(found)
-    found = registry(folder, ALL % ", options: {fault: refuses fit}")
+    found = registry(folder, known(fault="refuses fit"))
     with pytest.raises(RecdError, match=r"acme\.known: too few rows"):
         measure_profile(found)

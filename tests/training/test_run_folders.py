@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.small_registry import write_registry
 
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.runtime.errors import RecdError
@@ -17,19 +18,11 @@ from recd_plugins.training.run_folders import (
     settings_to_resume,
 )
 
-REGISTRY = """\
-version: 1
-dataset: {use: dlrm.random, options: {rows: 8, sparse: {a: 9}}}
-converter: {use: recd.kjt}
-training: {checkpoint: {runs: RUNS}}
-"""
-
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Path:
-    path = tmp_path / "r.yaml"
-    path.write_text(REGISTRY.replace("RUNS", str(tmp_path / "runs")))
-    return path
+    checkpoint = {"runs": f"{tmp_path}/runs"}
+    return write_registry(tmp_path, "r.yaml", training={"checkpoint": checkpoint})
 
 
 def train(registry: Path, *settings: str) -> Path:
@@ -98,7 +91,7 @@ def test_settings_of_a_run_apply_again(registry: Path) -> None:
 def test_runs_that_are_missing(registry: Path, given: str, run: int | None, said: str) -> None:
     folder = train(registry)
     (registry.parent / "other").mkdir()
-    (registry.parent / "fixed.yaml").write_text(REGISTRY.replace("runs: RUNS", "path: fixed"))
+    write_registry(registry.parent, "fixed.yaml", training={"checkpoint": {"path": "fixed"}})
     if given == "runs/1":
         (folder / "run.json").write_text("{}")
     with pytest.raises(RecdError, match=said):
