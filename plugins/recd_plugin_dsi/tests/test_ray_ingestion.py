@@ -23,11 +23,8 @@ def numbers(batches):
 
 
 def readers_of_ray():
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any("make_blocks" in word for word in process.info["cmdline"] or ())
-    ]
+    processes = psutil.process_iter(["cmdline"])
+    return [each for each in processes if "make_blocks" in " ".join(each.info["cmdline"] or ())]
 
 
 def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):

@@ -1,5 +1,3 @@
-"""Dynamic tables in an existing trainer."""
-
 from __future__ import annotations
 
 from typing import Any

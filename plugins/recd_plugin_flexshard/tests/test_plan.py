@@ -45,16 +45,9 @@ def profile_of(tables: Any) -> AccessProfile:
 @pytest.fixture
 def context() -> PlanContext:
     """4 nodes of 8 ranks, as the paper has them."""
-    topology = load_topology("zionex-a100-40g", nodes=4, ranks_per_node=8)
-    return PlanContext(
-        world_size=32,
-        ranks_per_node=8,
-        batch_size=4096,
-        optimizer="sgd",
-        device_type="cuda",
-        rates=topology.collective_rates,
-        data=Zipf(),
-    )
+    rates = load_topology("zionex-a100-40g", nodes=4, ranks_per_node=8).collective_rates
+    sizes: dict[str, Any] = {"world_size": 32, "ranks_per_node": 8, "batch_size": 4096}
+    return PlanContext(optimizer="sgd", device_type="cuda", rates=rates, data=Zipf(), **sizes)
 
 
 def make(plugin: type[Sharding], **options: Any) -> Sharding:

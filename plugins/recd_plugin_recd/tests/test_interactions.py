@@ -1,5 +1,3 @@
-"""Dataset ``recd.interactions``: formats, sessions, features and splits."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

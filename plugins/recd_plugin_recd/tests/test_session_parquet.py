@@ -1,5 +1,3 @@
-"""Dataset ``recd.session_parquet``: what is read, by whom, and how a reader goes on."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -129,10 +127,7 @@ def test_generates_a_missing_table_once(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"session": "sid"},
-            "no column 'sid'. Set the option 'session' to one of: 'session_id', 'ts",
-        ),
+        ({"session": "sid"}, "no column 'sid'. Set the option 'session' to one of: 'session_id'"),
         ({"sparse": ["sean*"]}, r"'sean\*' in the option 'sparse' matches no column"),
         ({"sparse": ["price"]}, "column 'price' has the type float, which the option 'sparse'"),
         ({"dense": ["seen"]}, "column 'seen' has the type list"),

@@ -1,5 +1,3 @@
-"""Commands that read and write tables need no torch."""
-
 from __future__ import annotations
 
 import subprocess
@@ -17,7 +15,7 @@ COMMANDS = [
 ]
 
 
-def test_torch_is_not_imported(tmp_path):
+def test_commands_that_read_and_write_tables_do_not_import_torch(tmp_path):
     columns = {"session_id": [1] * 50, "ts": range(50), "x": [[1]] * 50}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     program = (

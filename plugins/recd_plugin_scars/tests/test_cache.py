@@ -1,5 +1,3 @@
-"""``scars.cache``: the sizes of its caches, their costs, and its errors."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -39,17 +37,9 @@ def plugin(**options: Any) -> ScarsCache:
 @pytest.fixture
 def context() -> PlanContext:
     """Two ranks with a GiB each, whose data reads an eighth of the rows much more often."""
-    topology = this_machine(2)
-    return PlanContext(
-        world_size=2,
-        ranks_per_node=2,
-        batch_size=64,
-        optimizer="rowwise_adagrad",
-        device_type="cpu",
-        rates=topology.collective_rates,
-        data=SkewedData(),
-        memory_bytes=2**30,
-    )
+    sizes: dict[str, Any] = {"world_size": 2, "ranks_per_node": 2, "batch_size": 64}
+    sizes |= {"rates": this_machine(2).collective_rates, "memory_bytes": 2**30}
+    return PlanContext(optimizer="rowwise_adagrad", device_type="cpu", data=SkewedData(), **sizes)
 
 
 @pytest.mark.parametrize(

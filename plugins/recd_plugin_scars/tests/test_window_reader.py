@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -32,19 +33,11 @@ def inner(num_rows: int, batch_size: int, rank: int, world_size: int) -> Planned
             data = pa.record_batch([numbers], names=["row"])
             yield Rows(data, (Origin("rows", first, piece.num_rows),))
 
-    units = tuple(
-        Unit(0, number, first, min(UNIT, num_rows - first))
-        for number, first in enumerate(range(0, num_rows, UNIT))
-    )
-    return PlannedReader(
-        ReadPlan(units, batch_size, shuffle=True),
-        read,  # type: ignore[arg-type]
-        data={},
-        what="rows",
-        rank=rank,
-        world_size=world_size,
-        ahead=0,
-    )
+    firsts = enumerate(range(0, num_rows, UNIT))
+    units = tuple(Unit(0, number, at, min(UNIT, num_rows - at)) for number, at in firsts)
+    plan = ReadPlan(units, batch_size, shuffle=True)
+    ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    return PlannedReader(plan, read, data={}, what="rows", ahead=0, **ranks)  # type: ignore[arg-type]
 
 
 def hot_of(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -72,13 +65,9 @@ def shapes(draw: st.DrawFn) -> dict[str, int]:
 
 
 def reader(shape: dict[str, int], rank: int, world_size: int | None = None) -> WindowReader:
-    return WindowReader(
-        lambda rank, world_size: inner(shape["num_rows"], shape["batch_size"], rank, world_size),
-        Order(),
-        num_batches=shape["window"],
-        rank=rank,
-        world_size=world_size or shape["world_size"],
-    )
+    of_ranks = partial(inner, shape["num_rows"], shape["batch_size"])
+    size = world_size or shape["world_size"]
+    return WindowReader(of_ranks, Order(), num_batches=shape["window"], rank=rank, world_size=size)
 
 
 def state(of: Reader) -> dict[str, Any]:
@@ -186,11 +175,8 @@ def test_workers_share_the_windows(shape: dict[str, int], workers: int, steps: i
     for worker in range(workers):
         mine = reader(shape, 0)
         mine.load_state_dict(start)
-        blocks = [
-            [(numbers(rows).tolist(), state(mine)) for rows in block]
-            for block in mine.blocks(worker, workers)
-        ]
-        shares.append(blocks)
+        blocks = mine.blocks(worker, workers)
+        shares.append([[(numbers(rows).tolist(), state(mine)) for rows in each] for each in blocks])
         if steps <= len(alone):
             assert state(mine) == state(alone)
     in_turn = [block for turn in zip_longest(*shares, fillvalue=[]) for block in turn]

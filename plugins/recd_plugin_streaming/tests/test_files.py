@@ -1,5 +1,3 @@
-"""``streaming.files``: batches, positions and faults."""
-
 from __future__ import annotations
 
 import os

@@ -485,12 +485,9 @@ def test_a_column_changed_by_hand_is_told_at_once(tmp_path: Path) -> None:
 def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
     pytest.importorskip("recd_plugin_ranking")
     draw = np.random.default_rng(1)
-    columns = {
-        "user": [f"u{i % 9}" for i in range(ROWS)],
-        "product": [f"p{number}" for number in draw.integers(0, 50, ROWS)],
-        "colour": draw.integers(0, 4, ROWS),
-    }
-    made = Made(tmp_path, columns, "--implicit")
+    users, products = [f"u{i % 9}" for i in range(ROWS)], draw.integers(0, 50, ROWS)
+    columns = {"user": users, "product": [f"p{number}" for number in products]}
+    made = Made(tmp_path, columns | {"colour": draw.integers(0, 4, ROWS)}, "--implicit")
     assert "Negatives use other values of 'product'" in made.output
     assert f"run: recd rank {made.file} --user user" in made.output
     assert "user: [user]" in made.text  # colour is of neither

@@ -39,7 +39,7 @@ preprocessing:
     options: {{rows: 64, others: unknown}}
   - {{use: tables.standardise, features: ["*"]}}
 model: {{embedding_dim: 4, num_embeddings: 200, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
+training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: false}}
 """
 
 
@@ -60,7 +60,7 @@ training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
 )
 def test_ids_that_do_not_fit_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     write_requests(tmp_path / "requests.jsonl")
-    text = NESTED.format(folder=tmp_path, converter="recd.ikjt", evaluate="false")
+    text = NESTED.format(folder=tmp_path, converter="recd.ikjt")
     with pytest.raises(RecdError, match=said):
         train(tmp_path, text.replace(old, new))
 
@@ -89,9 +89,10 @@ def train(folder: Path, text: str) -> Result:
 
 def test_deduplicated_candidates_train_as_plain_ones(tmp_path):
     write_requests(tmp_path / "requests.jsonl")
-    given = {"folder": tmp_path, "evaluate": "false"}
-    plain = train(tmp_path, NESTED.format(converter="recd.kjt", **given))
-    packed = train(tmp_path, NESTED.format(converter="recd.ikjt", **given))
+    plain, packed = (
+        train(tmp_path, NESTED.format(folder=tmp_path, converter=each))
+        for each in ("recd.kjt", "recd.ikjt")
+    )
     assert len(packed.losses) == 8
     assert packed.losses == pytest.approx(plain.losses, abs=1e-6)
     assert packed.ids_looked_up is not None

@@ -47,18 +47,12 @@ ID = uuid.UUID(int=7).bytes
 IDS: dict[str, Any] = {
     "int8": (pa.array([-3, None, 7], pa.int8()), [-3, None, 7]),
     "uint64": (pa.array([1, 2**63, 2**64 - 1], pa.uint64()), [1, -(2**63), -1]),
-    "whole floats": (
-        pa.array([3.0, math.nan, None, -(2.0**53) + 1]),
-        [3, None, None, -(2**53) + 1],
-    ),
+    "whole floats": (pa.array([3.0, math.nan, None, -(2.0**53) + 1]), [3, None, None, 1 - 2**53]),
     "bools": (pa.array([True, None, False]), [1, None, 0]),
     "decimals": (pa.array([Decimal("12"), Decimal("-3.00"), None]), [12, -3, None]),
     "text": (pa.array(["é", "", None]), [hashed("é"), hashed(""), None]),
     "text views": (pa.array(["a", "bc"], pa.string_view()), [hashed("a"), hashed("bc")]),
-    "categories": (
-        pa.array(["a", None, "a"]).dictionary_encode(),
-        [hashed("a"), None, hashed("a")],
-    ),
+    "categories": (pa.array(["a", None]).dictionary_encode(), [hashed("a"), None]),
     "numbered categories": (pa.array([5, None]).dictionary_encode(), [5, None]),
     "bytes": (pa.array([ID], pa.binary(16)), [hashed(ID)]),
     "dates": (pa.array([dt.date(1970, 1, 3), None]), [2, None]),

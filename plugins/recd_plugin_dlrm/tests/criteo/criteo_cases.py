@@ -1,5 +1,3 @@
-"""Small files of Criteo's format."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""``dlrm.criteo`` keeps the contract of datasets in every format."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""``recd criteo sample``."""
-
 from __future__ import annotations
 
 from functools import partial

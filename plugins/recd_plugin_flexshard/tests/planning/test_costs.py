@@ -1,5 +1,3 @@
-"""Breakpoints, how often rows are sent, and the accesses of a table."""
-
 from __future__ import annotations
 
 import subprocess

@@ -110,17 +110,10 @@ def test_bytes_and_lookups_are_those_of_real_ranks(nodes: int, node: int, coales
 def demand(name: str, rows: int, dim: int, seed: int, factor: float = 1.0) -> TableDemand:
     probabilities = 4 * np.arange(1.0, rows + 1.0) ** -1.1
     known = rows - 50  # the rest is a tail
-    return TableDemand(
-        name,
-        rows,
-        dim,
-        probabilities[:known],
-        np.random.default_rng(seed).permutation(rows)[:known],
-        tail_rows=50,
-        tail_probability=float(probabilities[known:].mean()),
-        dedupe_factor=factor,
-        features=2,
-    )
+    order = np.random.default_rng(seed).permutation(rows)[:known]
+    more: dict[str, Any] = {"dedupe_factor": factor, "features": 2, "tail_rows": 50}
+    more["tail_probability"] = float(probabilities[known:].mean())
+    return TableDemand(name, rows, dim, probabilities[:known], order, **more)
 
 
 @pytest.mark.parametrize("coalesced", [False, True])

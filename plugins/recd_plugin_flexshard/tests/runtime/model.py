@@ -104,12 +104,8 @@ def model_input(rank: int, step: int, form: Form) -> ModelInput:
     source = torch.randint(0, 3, (size,), generator=random)
     values, lengths = [], []
     for table, features in FEATURES.items():
-        tiered = [
-            int(row)
-            for tiers in ("two", "three")
-            if (rows := TIERS[tiers].get(table)) is not None
-            for row in (*rows.hot, *rows.flex)
-        ]
+        both = [TIERS[name].get(table, RowTiers()) for name in ("two", "three")]
+        tiered = [int(row) for rows in both for row in (*rows.hot, *rows.flex)]
         for feature in features:
             silent = (step == 1 and rank == 0) or (step == 4 and feature == "m")
             sizes = torch.randint(0, 1 if silent else MAX_LENGTH + 1, (3,), generator=random)
@@ -118,10 +114,8 @@ def model_input(rank: int, step: int, form: Form) -> ModelInput:
                 pool = sorted(set(pool).difference(tiered))
             elif rank == 0 and step == 3:
                 pool = tiered or pool
-            lists = [
-                torch.tensor(pool)[torch.randint(0, len(pool), (int(n),), generator=random)]
-                for n in sizes
-            ]
+            drawn = [torch.randint(0, len(pool), (int(n),), generator=random) for n in sizes]
+            lists = [torch.tensor(pool)[each] for each in drawn]
             values += [lists[int(row)] for row in source]
             lengths.append(sizes[source])
     keys = list(_PLACEMENT.sequence)

@@ -47,11 +47,8 @@ IDS = {
 def batch(rank: int = 0, **ids: list[list[int]]) -> KeyedJaggedTensor:
     lists = (IDS | ids).values()
     flat = [row[:: -1 if rank else 1] for rows in lists for row in rows]
-    return KeyedJaggedTensor(
-        keys=list(IDS),
-        values=torch.tensor([id for row in flat for id in row]),
-        lengths=torch.tensor([len(row) for row in flat]),
-    )
+    values, lengths = torch.tensor([id for row in flat for id in row]), [len(row) for row in flat]
+    return KeyedJaggedTensor(list(IDS), values, lengths=torch.tensor(lengths))
 
 
 def loss(job: Job, features: KeyedJaggedTensor, scale: float = 1.0) -> Tensor:

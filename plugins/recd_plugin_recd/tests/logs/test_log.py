@@ -1,5 +1,3 @@
-"""Logs: sharding by session, blocks, flushes, offsets and damage."""
-
 from __future__ import annotations
 
 import shutil

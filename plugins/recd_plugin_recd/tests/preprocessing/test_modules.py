@@ -267,12 +267,9 @@ def histories(draw):
 
 def kjt_of(rows) -> KeyedJaggedTensor:
     flat = [row for key in KEYS for row in rows[key]]
-    return KeyedJaggedTensor(
-        keys=list(KEYS),
-        values=torch.tensor([i for row in flat for i in row], dtype=torch.int64),
-        lengths=torch.tensor([len(row) for row in flat], dtype=torch.int32),
-        stride=len(rows["a"]),
-    )
+    values = torch.tensor([i for row in flat for i in row], dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in flat], dtype=torch.int32)
+    return KeyedJaggedTensor(list(KEYS), values, lengths=lengths, stride=len(rows["a"]))
 
 
 def batch_of(kjt, form) -> Batch:

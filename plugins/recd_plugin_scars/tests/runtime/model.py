@@ -79,16 +79,11 @@ class Case:
 
     def _cache(self, table: str, num_embeddings: int, folder: Path) -> TableCache:
         num_cached = {"none": 0, "one": 1, "some": num_embeddings // 3, "all": num_embeddings}
-        policy = self.policy(table)
+        policy, share = self.policy(table), num_cached[self.rows] / num_embeddings
         # The last rows are hot, so that slots and rows do not agree by chance.
-        hot_rows = np.arange(num_embeddings)[::-1].copy()
-        return TableCache(
-            policy,
-            num_cached[self.rows] / num_embeddings,
-            hot_rows=None if policy == "lru" else hot_rows,
-            folder=folder if self.in_file(table) else None,
-            lookahead=self.lookahead,
-        )
+        hot = None if policy == "lru" else np.arange(num_embeddings)[::-1].copy()
+        place = folder if self.in_file(table) else None
+        return TableCache(policy, share, hot_rows=hot, folder=place, lookahead=self.lookahead)
 
 
 @dataclass(frozen=True)

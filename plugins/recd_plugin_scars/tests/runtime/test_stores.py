@@ -1,5 +1,3 @@
-"""Backing stores, and the thread that moves their rows."""
-
 from __future__ import annotations
 
 import threading
