@@ -152,7 +152,7 @@ def init(
     from pydantic import ValidationError
 
     from recd_plugin_tables.sources import SourceOptions, open_source
-    from recd_plugin_tables.start.guess import Wanted, guess, label_stands_outside
+    from recd_plugin_tables.start.guess import Wanted, guess, lists_to_explode
     from recd_plugin_tables.start.labels import wanted_labels
     from recd_plugin_tables.start.registry_text import path_line, registry_text
     from recd_plugin_tables.start.survey import survey
@@ -184,8 +184,8 @@ def init(
     wanted = Wanted(
         label, session, time, request, implicit, unused, start, _as_roles(roles), labels
     )
-    if not explode and label_stands_outside(found, label):
-        found = survey(source, ())
+    if not explode and (lists := lists_to_explode(found, label)) != found.explode:
+        found = survey(source, lists)
     guesses = guess(found, wanted)
     history = None
     if histories is not None:

@@ -14,6 +14,7 @@ from recd_plugin_tables.kinds import (
     KEYS,
     Role,
     holds_nothing,
+    is_list,
     is_span,
     plain,
     possible_roles,
@@ -78,9 +79,13 @@ class Wanted:
     labels: tuple[WantedLabel, ...] = ()
 
 
-def label_stands_outside(survey: Survey, label: str | None) -> bool:
-    """Return whether the label has one value per row instead of one per list element."""
-    return any(seen.leaf.name == label and not seen.leaf.exploded for seen in survey.seen)
+def lists_to_explode(survey: Survey, label: str | None) -> tuple[str, ...]:
+    """Return the columns to explode so that each row has one value of the label."""
+    leaf = next((seen.leaf for seen in survey.seen if seen.leaf.name == label), None)
+    if leaf is None or leaf.exploded:
+        return survey.explode
+    is_field = len(leaf.path) > 1 and is_list(plain(survey.sample.schema.field(leaf.path[0]).type))
+    return leaf.path[:1] if is_field else ()
 
 
 def guess(survey: Survey, wanted: Wanted) -> Guesses:
@@ -198,7 +203,8 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         if role not in possible_roles(kind):
             raise DataError(
                 f"{survey.location}: --{option}: column {name!r} has type {kind}, which role "
-                f"{role!r} does not support. Use another column."
+                f"{role!r} does not support. Use another column"
+                + (", or make each list element a row with --explode." if is_list(kind) else ".")
             )
     if wanted.label is not None and (wanted.implicit or wanted.label in wanted.unused):
         other = "--implicit" if wanted.implicit else "--unused"

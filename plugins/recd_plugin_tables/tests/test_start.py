@@ -382,6 +382,11 @@ def test_candidates_of_a_request_become_rows(tmp_path: Path) -> None:
     assert survey(open_source(parallel)).explode == ("news", "click")
     assert roles(parallel)["history"] == "ids"
 
+    rated = [[{**each, "click": each["news"] % 3} for each in row] for row in shown]
+    path = write(tmp_path / "c.parquet", {"user_id": [i % 7 for i in range(40)], "shown": rated})
+    recd("init", path, tmp_path / "c.yaml", "--label", "shown.click")
+    assert load_registry(tmp_path / "c.yaml").dataset.options.explode == ("shown",)
+
 
 def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", {"user_id": [1, 2] * 9, "item_id": list(range(18))})
