@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -112,14 +113,19 @@ class Table(Dataset):
         ]
         if lines and len(places) > 1:
             lines += self._train.note.time_leak(self._test.note.times.get("train"))
-        if not self._told and lines:
-            print(*lines, sep="\n", file=sys.stderr)
-        self._told = True
         if (stored := self._stored) is not None:
             known = {leaf.name: sort_of(leaf.type) for leaf in self._leaves()}
             pairs = (pair for each, _ in places for pair in each.note.times.values())
             times = [time for pair in pairs for time in pair]
-            stored.check(known, times or [0], self.options.path)
+            table = self._table_of("train")
+            schema = pa.schema([table.schema.field(name) for name in stored.keys])
+            pieces = [readers.Piece(unit, 0, min(unit.num_rows, 10_000)) for unit in table.units]
+            is_rank = multiprocessing.parent_process() is not None  # another process says it
+            rows = None if is_rank else next(table.read(pieces[:1], schema), None)
+            lines += stored.check(known, times or [0], self.options.path, rows)
+        if not self._told and lines:
+            print(*lines, sep="\n", file=sys.stderr)
+        self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
         """Return option paths and error texts, if the options do not match the table's columns."""

@@ -59,14 +59,21 @@ class StoredHistories:
         """Return JSON values that identify the stored events of each history."""
         return {name: store.contents() for name, store in self.stores.items()}
 
-    def check(self, kinds: dict[str, str], times: Sequence[int], where: object) -> None:
+    def check(
+        self, kinds: dict[str, str], times: Sequence[int], where: object, rows: Rows | None
+    ) -> list[str]:
         """Raise DataError if users or times of a store cannot match the table.
 
         Args:
             kinds: type categories of the table's columns, if known.
             times: sample of the table's times, in microseconds since 1970.
             where: path of the table.
+            rows: first rows of the import, with columns ``keys``.
+
+        Returns:
+            A notice for each history whose users have no event before the last time.
         """
+        notices = []
         for name, store in self.stores.items():
             note, (user, _) = store.note, self._users[name]
             self._item(name)
@@ -83,6 +90,17 @@ class StoredHistories:
                     f"{note.unit!r}), but rows of {where} at {_shown(max(times))} (unit {unit!r}). "
                     "Correct option 'unit' of the time column, or --unit of recd histories build."
                 )
+            if rows is not None:
+                users, known = _single_ids(rows, self._users[name][1])
+                latest = np.full(len(users), max(times))
+                starts, stops = store.windows(users, latest, 1)
+                if not (stops > starts)[known].any():
+                    notices.append(
+                        f"{where}: history {name!r} is empty in the first {len(rows):,} rows. "
+                        f"Their users have no events before {_shown(max(times))} in {store.path}, "
+                        f"whose events are from {_shown(events[0])} to {_shown(events[1])}."
+                    )
+        return notices
 
     def add(self, parts: Iterator[Rows], columns: Sequence[str]) -> Generator[Rows, None, None]:
         """Add the history columns, and yield only ``columns``. Large parts are split."""

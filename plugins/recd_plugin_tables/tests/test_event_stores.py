@@ -131,12 +131,19 @@ def test_rows_of_a_request_share_one_history(tmp_path):
     assert len(column.bounds) - 1 == len({*rows["user"]} & {*events["who"]}) + 1
 
 
-def test_users_without_events_have_empty_histories(tmp_path):
+def test_users_without_events_have_empty_histories(tmp_path, capfd):
     store(tmp_path)
     rows = impressions(30)
     rows["user"] = ["u1", None, "nobody"] * 10
-    found = read(late(tmp_path, rows), "clicks")
+    data = late(tmp_path, rows)
+    data.prepare()
+    found = read(data, "clicks")
     assert all(found[row] == [] for row in range(30) if row % 3)
+    assert "is empty" not in capfd.readouterr().err
+    late(tmp_path, {**rows, "user": ["nobody"] * 30}).prepare()
+    assert "history 'clicks' is empty in the first 30 rows" in capfd.readouterr().err
+    late(tmp_path, {**rows, "ts": [START - 1] * 30}).prepare()
+    assert "no events before 2023-11-14 in" in capfd.readouterr().err
 
 
 def test_a_store_of_other_times_or_users_is_refused(tmp_path):
