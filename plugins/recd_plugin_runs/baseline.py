@@ -23,6 +23,7 @@ from recd_plugins.api import (
     arrow,
     imports,
     measure_quality,
+    measure_tasks,
 )
 
 #: Number of training rows for logistic regression, evenly spaced over the training split.
@@ -45,10 +46,16 @@ def with_baselines(found: Evaluated, dataset: Dataset, *, logistic: bool) -> Eva
     binary = [task.name for task in schema.tasks if task.type == "binary"]
     means = dataset.task_means()
     of_tasks = {name: each for name, each in test.tasks.items() if isinstance(each, Quality)}
-    of = {"base_rate": {name: _base_rate(means.get(name), of_tasks[name]) for name in binary}}
+    rates: dict[str, Any] = {n: _base_rate(means.get(n), of_tasks[n]) for n in binary}
+    of = {"base_rate": rates}
     if logistic:
         of["logistic_regression"] = {name: logistic_regression(dataset, name) for name in binary}
-    # Other labels have no baseline; the R2 of a regression compares with the mean.
+    numbers = [task for task in schema.tasks if task.is_regression and task.name in means]
+    if numbers:
+        parts = [arrow.labels(rows, schema) for rows in split_rows(dataset, "test")]
+        labels = torch.cat(parts).double()[:, [schema.tasks.index(task) for task in numbers]]
+        predicted = torch.tensor([means[task.name] for task in numbers], dtype=torch.float64)
+        rates |= measure_tasks(numbers, predicted.expand_as(labels), labels).tasks
     size = test.num_samples
     return replace(
         found,

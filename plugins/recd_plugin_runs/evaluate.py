@@ -71,18 +71,23 @@ class Evaluated:
         )
 
     def tables(self, title: str) -> Iterator[Table]:
-        """Yield rich tables: one of the model and the baselines, and one per column of ``by``."""
+        """Yield rich tables: of the model and the baselines, and per column of ``by`` and label."""
         report = self.as_json()
         columns = {"model": report["test"], **report["baselines"]}
         cells = [
             [_heading(name), *(_figure(each.get(name, "")) for each in columns.values())]
-            for name in sorted(report["test"], key="num_samples".__ne__)  # first
+            for name in sorted(
+                report["test"], key=lambda n: 1 - (n == "num_samples") + n.endswith(".num_samples")
+            )
         ]
         yield text_table(title, [""], [_heading(name) for name in columns], cells)
         for column, found in self.by.items():
-            names = [name for name in found[0] if name != "value"]
-            cells = [[each["value"], *(_figure(each[name]) for name in names)] for each in found]
-            yield text_table("", [column], [_heading(name) for name in names], cells)
+            _, *names = found[0]
+            for label in dict.fromkeys(name.rpartition(".")[0] for name in names):
+                of = [name for name in names if name.rpartition(".")[0] == label]
+                cells = [[each["value"], *(_figure(each[name]) for name in of)] for each in found]
+                headings = [_heading(name.removeprefix(f"{label}.")) for name in of]
+                yield text_table(label, [column], headings, cells)
 
 
 def _heading(name: str) -> str:

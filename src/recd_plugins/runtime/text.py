@@ -44,6 +44,7 @@ def metric_words(name: str) -> str:
         .replace("_", " ")
         .replace(".", " ")
         .replace("auc", "AUC")
+        .replace("gAUC", "GAUC")
     )
 
 

@@ -198,7 +198,8 @@ class Result:
         metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(_OF_SPLIT)}
         resumed = f"train after step {self.first_step}" if self.first_step else "train"
         quality = text_table("", [""], [resumed if s == "train" else s for s in splits])
-        for metric in dict.fromkeys(metrics.values()):
+        rows = sorted(dict.fromkeys(metrics.values()), key=lambda n: n.endswith(".num_samples"))
+        for metric in rows:
             cells = (found.get(f"{split}_{metric}", (None, "")) for split in splits)
             quality.add_row(figure_words(metric), *(figure_text(*cell) for cell in cells))
         last = len(self.losses)
