@@ -32,7 +32,7 @@ from recd_plugin_tables.kinds import (
     sort_of,
     type_of_sort,
 )
-from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
+from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source, has_local_files
 from recd_plugin_tables.sources.text import is_number
 from recd_plugin_tables.values import missing_id
@@ -185,12 +185,12 @@ class Table(Dataset):
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        if self.session_keys() is None:
+        if (keys := self.session_keys()) is None:
             return super().session_reader(
                 rank=rank, world_size=world_size, batch_size=batch_size, split=split
             )
-        columns = self._columns(SESSION)
-        return self._reader(columns, rank, world_size, batch_size, split)
+        request = [keys.request] if keys.request and split != "train" else []
+        return self._reader(self._columns(SESSION, *request), rank, world_size, batch_size, split)
 
     def label_mean(self) -> float | None:
         try:
@@ -211,7 +211,8 @@ class Table(Dataset):
     def session_keys(self) -> SessionKeys | None:
         roles = {role for use in self.options.columns.values() for role in use.roles}
         grouped = self.options.explode or roles & {"session", "request"}
-        return SessionKeys(SESSION, TIME) if grouped else None
+        request = REQUEST if "request" in roles else None
+        return SessionKeys(SESSION, TIME, request) if grouped else None
 
     def keys(self) -> dict[str, str]:
         """Return a dict from import column to its name in score files.

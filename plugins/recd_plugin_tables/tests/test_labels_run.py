@@ -15,6 +15,8 @@ import torch
 from ruamel.yaml import YAML
 from tests.commands import recd, refusal
 
+from recd_plugin_ranking.metrics import figures, means
+
 ROWS = 480
 
 
@@ -26,6 +28,7 @@ def clicks() -> pa.Table:
     return pa.table(
         {
             "user": users,
+            "request_id": np.arange(ROWS) // 3,
             "item": items,
             "at": 1_700_000_000 + np.arange(ROWS) * 60,
             "click": [None if i % 7 == 3 else int(click[i]) for i in range(ROWS)],
@@ -52,6 +55,7 @@ def test_from_a_table_to_scores(
     watch = {"name": "watch", "column": "click", "type": "weighted", "value": "seconds"}
     labels[-1] = {**watch, "weight": 0.1}
     written["model"] |= {"multi_task": {"kind": "mmoe", "experts": 2}, "top_mlp": [8]}
+    written["metrics"] = [{"use": "ranking.metrics", "options": {"names": ["gauc"]}}]
     written["training"] |= {"batch_size": 32, "epochs": 2, "validation": {"every": 10}}
     with Path("my.yaml").open("w") as file:
         YAML().dump(written, file)
@@ -75,7 +79,14 @@ def test_from_a_table_to_scores(
         assert quality["test"][name] == pytest.approx(run["test"][name], rel=1e-5)
     assert quality["baselines"]["base_rate"].keys() >= {"click.log_loss", "good.log_loss"}
     assert quality["by"]["item"][0].keys() >= {"rows", "click.auc", "stars.rmse"}
-    assert "good log loss" in recd("evaluate", "my.yaml", "--run", 1)
+    said = recd("evaluate", "my.yaml", "--run", 1, "--by", "item")
+    assert "good log loss" in said
+    assert max(map(len, said.splitlines()[:60])) < 90  # a table per label
+    test = clicks().slice(ROWS - run["test"]["num_samples"])
+    before = clicks().slice(0, int(ROWS * 0.9))  # no validation split: fewer than 2,000 rows
+    stars, mean = test["stars"].to_numpy(), np.nanmean(before["stars"].to_numpy())
+    expected = np.sqrt(np.nanmean((stars - mean) ** 2))
+    assert quality["baselines"]["base_rate"]["stars.rmse"] == pytest.approx(expected, rel=1e-5)
     assert "best loss" in recd("runs", "my.yaml").replace("\n", " ")
     recd("report", "runs/my", "-o", "report.html")
 
@@ -84,6 +95,11 @@ def test_from_a_table_to_scores(
     names = [f"score_{name}" for name in ("click", "good", "stars", "watch")]
     assert [name for name in scores.column_names if name.startswith("score")] == names
     good, stars = (scores[name].to_numpy() for name in names[1:3])
+    labels = test["stars"].to_numpy() >= 3
+    known = np.isfinite(test["stars"].to_numpy())
+    of = test["request_id"].to_numpy()[known], np.log(good / (1 - good))[-len(test) :][known]
+    gauc = means([figures(*of, labels[known], [1])])["gauc"]
+    assert quality["test"]["good.gauc"] == pytest.approx(gauc, abs=1e-6)
     assert ((good > 0) & (good < 1)).all()
     assert np.corrcoef(stars, clicks()["item"].to_numpy() % 5)[0, 1] > 0.5
 

@@ -297,9 +297,9 @@ def with_sessions(dataset: Dataset) -> tuple[Entry[DatasetWrapper], ...]:
 
 
 def session_column(dataset: Dataset) -> str | None:
-    """Return the session column's name if ``with_sessions`` wraps the dataset, else None."""
+    """Return the column that metrics group by if ``with_sessions`` wraps the dataset, else None."""
     keys = dataset.session_keys() if isinstance(dataset, WithSessions) else None
-    return None if keys is None else keys.session
+    return None if keys is None else keys.request or keys.session
 
 
 def smallest_batch(dataset: Dataset) -> int:

@@ -245,7 +245,7 @@ class ScoredBatch:
     Attributes:
         logits: float32 ``[B]``.
         labels: float32 ``[B]``.
-        sessions: int64 ``[B]``, session id of each sample; None if unknown.
+        sessions: int64 ``[B]``, id of each sample's request, or else session; None if unknown.
     """
 
     logits: Tensor

@@ -41,10 +41,15 @@ def table_name(feature: str) -> str:
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """Names of the session and time columns that ``Dataset.scan`` yields."""
+    """Names of the session and time columns that ``Dataset.scan`` yields.
+
+    ``request`` is the column of ``Dataset.session_reader`` by which metrics group validation and
+    test rows; None means the session column.
+    """
 
     session: str
     timestamp: str
+    request: str | None = None
 
 
 @dataclass(frozen=True)
