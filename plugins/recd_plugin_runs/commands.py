@@ -99,8 +99,9 @@ def evaluate(
     """Evaluate a trained model on every row of its test split.
 
     Shows normalized entropy, AUC and the metrics of the registry file. The column "base rate" is
-    for comparison: it predicts the mean label of the training split for every row. Runs on the
-    ranks of torchrun, if there are any.
+    for comparison: it predicts the mean label of the training split for every row, or with loss
+    log_mse the mean of log(1 + label). With several labels, --by prints a table per label. Runs on
+    the ranks of torchrun, if there are any.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.
@@ -204,7 +205,9 @@ def predict(
     TABLE is anything that the dataset of the run can read. It needs no label. The score file has
     one row per row of TABLE, in the same order. Its columns are the dataset's key columns, row (the
     0-based row number) and score (a probability). With several labels, column score_LABEL has the
-    predictions of each label. Runs on the ranks of torchrun, if there are any.
+    predictions of each label. With dataset option explode, the file has one row per candidate, and
+    column candidate is the 0-based position in the list. Runs on the ranks of torchrun, if there
+    are any.
 
     REGISTRY selects its newest finished run. RUN is a run folder, which needs no registry file.
     KEY=VALUE overrides a value, as in recd run.

@@ -37,16 +37,16 @@ def check_kept(dataset: Dataset, location: str, columns: Sequence[str]) -> None:
     """
     if not columns:
         return
-    KeptColumns(location, columns, 1, dataset.storage())
     own_rows = False
     with suppress(RecdError):  # the training data may be missing
         own_rows = ROW in dataset.keys().values()
     if own_rows:
         raise DataError(
             f"{location}: --keep cannot be used with dataset option 'explode', because a row of "
-            "the table has several scores. Remove --keep, and join the table and the score file "
-            f"on column {ROW!r} of the score file, the row number in the table."
+            f"the table has several scores. Remove --keep, and join the score file on {ROW!r}, the "
+            "row of the table, and 'candidate', the position in its lists, both from 0."
         )
+    KeptColumns(location, columns, 1, dataset.storage())
 
 
 class KeptColumns:

@@ -157,17 +157,17 @@ class Converter:
         cells, options = exploded.cells(use.leaf), use.options
         if options.feature in ("id", "ids"):
             lists, dropped, num_nulls = id_lists(cells, options)
+            arrays = {use.name: exploded.spread(lists, use.leaf)}
             if options.missing == "drop":
                 num_nulls = 0
             elif options.missing in (None, "empty"):
                 num_empty = num_nulls if options.feature == "id" else cells.values.null_count
                 self.empty[use.leaf.name] += num_empty
-                lengths = pc.list_value_length(lists)
+                lengths = pc.list_value_length(arrays[use.name])
                 self.without_ids[use.leaf.name] += int(pc.sum(pc.equal(lengths, 0)).as_py() or 0)
                 num_nulls -= num_empty
             if options.texts:
                 self._texts.add(use.name, cells, options)
-            arrays = {use.name: exploded.spread(lists, use.leaf)}
         else:
             is_single = options.feature == "number"
             numbers = (

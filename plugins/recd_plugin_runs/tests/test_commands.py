@@ -80,8 +80,9 @@ def test_what_cannot_be_written_or_read_is_told_first(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "new.parquet")
     assert "the table has no column 'user.c' for --keep. Its columns" in refusal([*PREDICT, *keep])
     explode = "{path: train, columns: {a: ids, b: label}, explode: [a]}"
-    said = refusal([*PREDICT, "--keep", "b"], dataset=f"{{use: tables.table, options: {explode}}}")
+    said = refusal([*PREDICT, *keep], dataset=f"{{use: tables.table, options: {explode}}}")
     assert "--keep cannot be used with dataset option 'explode'" in said
+    assert "join the score file on 'row', the row of the table, and 'candidate'" in said
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])

@@ -245,7 +245,9 @@ def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
     uses |= {"vector": "numbers"}
     data = table(tmp_path / "requests.parquet", columns=uses, explode=["shown"])
     data.prepare()
-    assert "1 rows were dropped because their exploded lists" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "1 rows were dropped because their exploded lists" in said
+    assert "Rows with no ids: 3 in 'history'" in said
     assert data.schema().dense == ("vector_0", "vector_1")
     assert list(data.keys().values()) == ["row", "candidate", "request"]
     found = by_row(data)
