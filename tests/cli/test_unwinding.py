@@ -43,7 +43,7 @@ def test_ctrl_c_in_a_destructor_is_not_lost() -> None:
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
-@pytest.mark.parametrize("argument", ["--version", "no-such-command"])
+@pytest.mark.parametrize("argument", ["--version", "--no-such-option"])
 def test_the_end_of_a_program_looks_for_no_cycles(argument: str) -> None:
     """What torch brings took a rank 3 s, of the 30 that torchrun leaves it after a SIGTERM."""
     code = (

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.number_rows import Numbers
 
@@ -128,6 +128,7 @@ def test_bytes_that_are_no_ids_are_named():
         sparse_column(rows_with(data), "history")
 
 
+@settings(max_examples=50)
 @given(st.lists(LISTS.filter(bool), min_size=1, max_size=4))
 def test_dictionaries_are_joined_without_being_compared(parts):
     batches = [

@@ -6,7 +6,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins.data.parquet import FOOTER_KEY, read_footers
@@ -62,6 +62,7 @@ def by_hand(sessions, lists) -> FeatureStatistics:
 ids = st.lists(st.integers(0, 3) | st.just(-(2**62)), max_size=12)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), ids, ids), max_size=12), st.data())
 def test_counts_are_those_by_hand_whatever_the_batches(rows, data):
     sessions, lists, others = [[row[i] for row in rows] for i in range(3)]
