@@ -47,9 +47,9 @@ EUROPEAN = {"separator": ";", "decimal": ","}
     ("text", "options", "expected"),
     [
         (
-            'country,note,n\nNA,"two\nlines",NA\nnull,,2\nGB,n,1\n',
+            'country,note,n\nNA,"a\nb, c",NA\nnull,,2\nGB,n,1\n',
             {},
-            {"country": ["NA", "null", "GB"], "note": ["two\nlines", None, "n"], "n": [None, 2, 1]},
+            {"country": ["NA", "null", "GB"], "note": ["a\nb, c", None, "n"], "n": [None, 2, 1]},
         ),
         # More than 64 bits are text, unless others have fractions.
         (

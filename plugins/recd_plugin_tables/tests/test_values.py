@@ -43,7 +43,7 @@ def hashed(text: str | bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
-ID = uuid.UUID(int=7).bytes
+ID, A = uuid.UUID(int=7).bytes, hashed("a")
 IDS: dict[str, Any] = {
     "int8": (pa.array([-3, None, 7], pa.int8()), [-3, None, 7]),
     "uint64": (pa.array([1, 2**63, 2**64 - 1], pa.uint64()), [1, -(2**63), -1]),
@@ -52,7 +52,7 @@ IDS: dict[str, Any] = {
     "decimals": (pa.array([Decimal("12"), Decimal("-3.00"), None]), [12, -3, None]),
     "text": (pa.array(["é", "", None]), [hashed("é"), hashed(""), None]),
     "text views": (pa.array(["a", "bc"], pa.string_view()), [hashed("a"), hashed("bc")]),
-    "categories": (pa.array(["a", None]).dictionary_encode(), [hashed("a"), None]),
+    "categories": (pa.array(["a", None, "a"]).dictionary_encode(), [A, None, A]),
     "numbered categories": (pa.array([5, None]).dictionary_encode(), [5, None]),
     "bytes": (pa.array([ID], pa.binary(16)), [hashed(ID)]),
     "dates": (pa.array([dt.date(1970, 1, 3), None]), [2, None]),
