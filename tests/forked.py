@@ -117,6 +117,17 @@ def run(
     return done
 
 
+def imported_anew(code: str, *packages: str) -> list[str]:
+    """Run a program that forgets modules whose names start so; return what it imports of them."""
+    forget = f"""
+import sys
+def known(): return [name for name in sys.modules if name.startswith({packages})]
+for name in known(): del sys.modules[name]
+"""
+    program = [sys.executable, "-c", f"{forget}{code}\nprint(*known())"]
+    return run(program, check=True).stdout.splitlines()[-1].split()
+
+
 def torchrun(
     command: Sequence[object],
     *,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from recd_plugins.runtime.imports import without_collections
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [
@@ -26,24 +28,25 @@ _NOT_IN_SOURCES = frozenset({*_KAFKA, "_internal_kv_del", "_internal_kv_put", "_
 
 def missing(folder: Path) -> list[str]:
     """Return the private names that neither this package nor a package in ``_OTHERS`` has."""
-    files = {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.rglob("*.py"))
-        if "tests" not in path.relative_to(folder).parts
-    }
-    own = {name for tree in files.values() for name in _defined(tree)}
+    with without_collections():  # of garbage, which take most of the time
+        files = {
+            path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+            for path in sorted(folder.rglob("*.py"))
+            if "tests" not in path.relative_to(folder).parts
+        }
+    own = {name for nodes in files.values() for name in _defined(nodes)}
     known = own | _private_names() | _NOT_IN_SOURCES
     return [
         f"{path.relative_to(folder.parent)}:{line}: no installed package has {name}"
-        for path, tree in files.items()
-        for name, line in _used(tree)
+        for path, nodes in files.items()
+        for name, line in _used(nodes)
         if re.match(r"_[a-zA-Z]", name) and name not in known
     ]
 
 
 @cache
 def _private_names() -> frozenset[str]:
-    found = set[str]()
+    found = set[bytes]()
     for package in _OTHERS:
         spec = find_spec(package)
         assert spec is not None, package
@@ -51,12 +54,12 @@ def _private_names() -> frozenset[str]:
         sources = [path for folder in folders for path in folder.rglob("*.py*")]
         for path in sources or [Path(str(spec.origin))]:
             if path.suffix in (".py", ".pyi"):
-                found.update(re.findall(r"\b_\w+", path.read_text(encoding="utf-8")))
-    return frozenset(found)
+                found.update(re.findall(rb"\b_\w+", path.read_bytes()))
+    return frozenset(name.decode() for name in found)
 
 
-def _defined(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _defined(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
@@ -66,8 +69,8 @@ def _defined(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def _used(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+def _used(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         match node:
             case ast.Attribute(attr=name):
                 yield name, node.lineno

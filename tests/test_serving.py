@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.forked import Program
 from torch import Tensor, nn
 
 from recd_plugin_runs.row_files import dense_file, digest
@@ -242,9 +241,13 @@ def test_requests_see_one_version(published: Published) -> None:
 
 KILLED = """
 import sys, time
+others = ("torchrec", "fbgemm_gpu", "numba", "pydantic")
+for name in [name for name in sys.modules if name.startswith(("recd_plugins", *others))]:
+    del sys.modules[name]
 from recd_plugins.serving import LiveModel, LiveVersion
 
 live = LiveModel(sys.argv[1])
+assert not set(others).intersection(sys.modules)
 read = LiveVersion.read
 
 def slow(version, *arguments):
@@ -254,23 +257,20 @@ def slow(version, *arguments):
     return [*read(version, *arguments)[:2], wait]
 
 LiveVersion.read = slow
-print(*{name.partition(".")[0] for name in sys.modules}, flush=True)
-sys.stdin.readline()
-live.update()
+print("serving", flush=True)
+while not live.update():
+    time.sleep(0.01)
 """
 
 
 def test_a_server_killed_while_it_applies(published: Published) -> None:
-    command = [sys.executable, "-c", KILLED, str(published.folder)]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-        loaded = process.stdout.readline().split()
-        assert not {"torchrec", "fbgemm_gpu", "numba", "pydantic"}.intersection(loaded)
-        published.step()
-        files = {path: path.read_bytes() for path in published.folder.rglob("*.*")}
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "applying\n"
-        os.kill(process.pid, signal.SIGKILL)
+    program = Program([sys.executable, "-c", KILLED, published.folder])
+    assert program.first_line() == "serving\n"
+    published.step()
+    files = {path: path.read_bytes() for path in published.folder.rglob("*.*")}
+    while "applying" not in program.output()[0]:
+        assert program.poll() is None, program.output()[1]
+        time.sleep(0.01)
+    program.kill_all()
     assert files == {path: path.read_bytes() for path in published.folder.rglob("*.*")}
     published.check(LiveModel(published.folder))
