@@ -124,11 +124,7 @@ def shard(
 ) -> DistributedModelParallel:
     """Shard a model, or a module, which keeps its weights by default.
 
-    Args:
-        model: its modules that ``sharders`` take are sharded.
-        sharders: for DistributedModelParallel.
-        places: a name of ``PLACES`` or TorchRec's generator, for all tables or by table.
-        device: of the tables.
+    ``places`` is a name of ``PLACES`` or TorchRec's generator, for all tables or by table.
     """
     by_type = {sharder.module_type: sharder for sharder in sharders}
     plan: dict[str, Any] = {}
@@ -214,18 +210,12 @@ def _parts(value: Any) -> tuple[Any, Any, list[Any]]:
     if not isinstance(value, ShardedTensor):
         value = torch.as_tensor(value).detach().cpu()
         return value.size(), value.dtype, [((), value)]
-    shards = [(each.metadata, each.tensor.detach().cpu()) for each in value.local_shards()]
-    return (
-        value.size(),
-        value.dtype,
-        [
-            (
-                tuple(slice(a, a + n) for a, n in zip(m.shard_offsets, m.shard_sizes, strict=True)),
-                each,
-            )
-            for m, each in shards
-        ],
-    )
+    shards = []
+    for each in value.local_shards():
+        at = zip(each.metadata.shard_offsets, each.metadata.shard_sizes, strict=True)
+        window = tuple(slice(first, first + size) for first, size in at)
+        shards.append((window, each.tensor.detach().cpu()))
+    return value.size(), value.dtype, shards
 
 
 @contextmanager

@@ -43,18 +43,8 @@ _OF_SETS = re.compile("torch|torchrec|fbgemm-gpu.*|nvidia-.*|triton|setuptools|r
 _OUTCOMES = ("passed", "failed", "skipped")
 
 
-class NotInstallableError(Exception):
-    """pip finds no build of a set for this machine."""
-
-
 def make_environment(torchrec: str, torch: str, arguments: list[str]) -> Path:
-    """Return the Python of an environment with a set, installed if needed.
-
-    Args:
-        torchrec: version of TorchRec and FBGEMM, such as ``1.8``.
-        torch: version of torch.
-        arguments: arguments of ``pip install`` for torch, such as an index.
-    """
+    """Return the Python of an environment with a set, installed if needed by pip's arguments."""
     folder = FOLDER / torchrec
     python = folder / "bin" / "python"
     if (folder / ".installed").exists():
@@ -107,7 +97,7 @@ def _install(python: Path, arguments: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise NotInstallableError(errors[-1] if errors else done.stderr)
+        raise ModuleNotFoundError(errors[-1] if errors else done.stderr)
 
 
 def _version_in(python: Path, name: str) -> str:
@@ -139,7 +129,7 @@ def main() -> int:
             old.unlink()
         try:
             python = make_environment(torchrec, torch, given.pip.split())
-        except NotInstallableError as error:
+        except ModuleNotFoundError as error:  # pip finds no build for this machine
             _print(torchrec, torch, torchrec, f"cannot be installed: {error}")
             continue
         names = ("torchrec", "torch", "fbgemm-gpu-cpu")

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 import torch
+from tests.sharded import configs
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -143,30 +144,20 @@ class _Head(nn.Module):
 
 
 def _bags(features: tuple[str, ...]) -> EmbeddingBagCollection | None:
-    tables: dict[str, list[str]] = {}
+    tables: dict[str, EmbeddingBagConfig] = {}
     for feature in features:
-        tables.setdefault(table_of(feature), []).append(feature)
-    configs = [
-        EmbeddingBagConfig(
-            name=table,
-            embedding_dim=DIM,
-            num_embeddings=_ROWS[table],
-            feature_names=names,
-            pooling=PoolingType.MEAN if table == "b1" else PoolingType.SUM,
-        )
-        for table, names in tables.items()
-    ]
-    return EmbeddingBagCollection(tables=configs) if features else None
+        name = table_of(feature)
+        fields = {"name": name, "feature_names": []}
+        (table,) = configs(EmbeddingBagConfig, [name], _ROWS[name], DIM, **fields)
+        tables.setdefault(name, table).feature_names.append(feature)
+    if "b1" in tables:
+        tables["b1"].pooling = PoolingType.MEAN
+    return EmbeddingBagCollection(tables=[*tables.values()]) if features else None
 
 
 def _sequences(features: tuple[str, ...]) -> EmbeddingCollection | None:
-    configs = [
-        EmbeddingConfig(
-            name=name, embedding_dim=DIM, num_embeddings=_ROWS[name], feature_names=[name]
-        )
-        for name in features
-    ]
-    return EmbeddingCollection(tables=configs) if features else None
+    tables = [configs(EmbeddingConfig, [name], _ROWS[name], DIM, name=name)[0] for name in features]
+    return EmbeddingCollection(tables=tables) if features else None
 
 
 def make_batch(rank: int, step: int, *, form: Form, moving: bool = False) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -32,12 +33,16 @@ _ROWS, _DIM = 40, 8
 _SEQUENCES = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+SIZES = [(1, 1), (300, 7), (300, 300)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
 @pytest.mark.parametrize("dim", [3, 16])
-@pytest.mark.parametrize(("num_rows", "distinct"), [(1, 1), (300, 7), (300, 300), (70_000, 60)])
-def test_a_message_is_read_as_it_was(
-    dtype: torch.dtype, dim: int, num_rows: int, distinct: int
-) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [*product(SIZES, DTYPES), ((70_000, 60), torch.bfloat16)]
+)
+def test_a_message_is_read_as_it_was(sizes: tuple[int, int], dtype: torch.dtype, dim: int) -> None:
+    num_rows, distinct = sizes
     torch.manual_seed(0)
     rows = torch.randn(distinct, dim).to(dtype)[torch.arange(num_rows) * 31 % distinct]
     rows[0, 0] = -0.0

@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,30 +47,24 @@ def threads(rank: int, world_size: int) -> int:
     return torch.get_num_threads()
 
 
-def raise_on_rank_1(rank: int, world_size: int, kind: str) -> None:
+def refuse_registry() -> None:
+    raise RegistryError([Problem("registry.yaml", 3, "cache", "the reason")])
+
+
+KILL = partial(signal.raise_signal, signal.SIGKILL)
+
+
+def fail_on_rank_1(rank: int, world_size: int, fails: Exception | Callable[[], object]) -> None:
     if rank == 1:
-        if kind == "value":
-            raise ValueError("the reason")
-        if kind == "plugin":
-            raise PluginError("acme.rows: the reason")
-        if kind == "registry":
-            raise RegistryError([Problem("registry.yaml", 3, "cache", "the reason")])
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "abort":
-            os.abort()
-        if kind == "exit":
-            os._exit(3)
+        if isinstance(fails, Exception):
+            raise fails
+        fails()
     dist.barrier()
 
 
 def note_pid_and_sleep(rank: int, world_size: int, folder: str) -> None:
     (Path(folder) / str(rank)).write_text(str(os.getpid()))
     time.sleep(60)
-
-
-def launch_sleepers(folder: str) -> None:
-    launch(note_pid_and_sleep, 2, folder)
 
 
 def test_results_come_back_by_rank_as_tensors() -> None:
@@ -95,38 +92,41 @@ def test_ranks_share_the_cores_and_have_one_thread_at_least(
     assert launch(threads, 2) == [max(1, cores // 2)] * 2
 
 
-def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
+def test_an_exception_names_the_rank_and_carries_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("recd_plugins.runtime.launch._GRACE_SECONDS", 0.1)
     with pytest.raises(
-        RankError, match=r"(?s)rank 1 failed.*raise_on_rank_1.*ValueError: the reason"
+        RankError, match=r"(?s)rank 1 failed.*fail_on_rank_1.*ValueError: the reason"
     ) as caught:
-        launch(raise_on_rank_1, 2, "value")
-    assert re.fullmatch(
-        r"ValueError: the reason \(test_launch\.py:\d+\), on rank 1", caught.value.what
-    )
+        launch(fail_on_rank_1, 2, ValueError("the reason"))
+    what = r"ValueError: the reason \(test_launch\.py:\d+\), on rank 1"
+    assert re.fullmatch(what, caught.value.what)
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "message"),
+    ("fails", "error", "message"),
     [
-        ("plugin", PluginError, "^on rank 1: acme.rows: the reason$"),
-        ("registry", RecdError, r"^registry.yaml:3 cache: the reason$"),
-        ("kill", SetupError, "rank 1 was killed by SIGKILL, .* ran out of memory"),
-        ("abort", SetupError, r"rank 1 was killed by SIGABRT after .* len\(reader\)"),
-        ("exit", SetupError, "rank 1 exited with code 3"),
+        (PluginError("acme: the reason"), PluginError, "^on rank 1: acme: the reason$"),
+        (refuse_registry, RecdError, r"^registry.yaml:3 cache: the reason$"),
+        (KILL, SetupError, "rank 1 was killed by SIGKILL, .* ran out of memory"),
+        (os.abort, SetupError, r"rank 1 was killed by SIGABRT after .* len\(reader\)"),
+        (partial(os._exit, 3), SetupError, "rank 1 exited with code 3"),
     ],
+    ids=["plugin", "registry", "kill", "abort", "exit"],
 )
-def test_failures_of_one_rank_end_all(kind: str, error: type[Exception], message: str) -> None:
+def test_failures_of_one_rank_end_all(fails: Any, error: type[Exception], message: str) -> None:
     with Ranks(2) as ranks:
         pids = ranks.run(process_id)
         with pytest.raises(error, match=message):
-            ranks.run(raise_on_rank_1, kind)
+            ranks.run(fail_on_rank_1, fails)
         assert not ranks.alive
         assert not any(_runs(pid) for pid in pids)
 
 
 def test_a_dead_rank_is_the_cause_when_its_peers_complain() -> None:
     with pytest.raises(SetupError, match="rank 1 was killed"):
-        launch(raise_on_rank_1, 4, "kill")
+        launch(fail_on_rank_1, 4, KILL)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
@@ -134,17 +134,19 @@ def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Pa
     script = tmp_path / "main.py"
     script.write_text(
         "import signal, sys\n"
-        "from tests.distributed.test_launch import launch_sleepers\n"
+        "from tests.distributed.test_launch import launch, note_pid_and_sleep\n"
         "if __name__ == '__main__':\n"
         # A shell's background jobs ignore it.
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "    launch_sleepers(sys.argv[1])\n"
+        "    launch(note_pid_and_sleep, 2, sys.argv[1])\n"
     )
     parent = Program(
         [sys.executable, script, tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     try:
-        pids = [int(_read_when_there(tmp_path / str(rank))) for rank in range(2)]
+        notes = [tmp_path / str(rank) for rank in range(2)]
+        assert _until(lambda: all(note.exists() and note.read_text() for note in notes))
+        pids = [int(note.read_text()) for note in notes]
         parent.send_signal(signal_number)
         parent.wait(timeout=200)
         assert _until(lambda: not any(_runs(pid) for pid in pids))
@@ -167,11 +169,6 @@ def test_torchrun_ranks_join(tmp_path: Path) -> None:
         [*command, str(script)], capture_output=True, text=True, timeout=100, check=True
     )
     assert sorted(re.findall("<.*?>", done.stdout)) == ["<0/0 of 2: 3>", "<1/1 of 2: 3>"]
-
-
-def _read_when_there(path: Path) -> str:
-    assert _until(lambda: path.exists() and path.read_text() != "")
-    return path.read_text()
 
 
 def _until(condition) -> bool:

@@ -123,20 +123,16 @@ REPLICATED = ParameterSharding("data_parallel", "dense")
 COLUMNS = ParameterSharding("column_wise", "fused", [0], EnumerableShardingSpec(SHARDS))
 
 
-def bags(**optimizers: type | None) -> EmbeddingBagCollection:
-    tables = [configs(EmbeddingBagConfig, name, 8, 4, name=name)[0] for name in optimizers]
-    module = EmbeddingBagCollection(tables)
-    for name, optimizer in optimizers.items():
-        if optimizer is not None:
-            weight = module.embedding_bags[name].weight
-            apply_optimizer_in_backward(optimizer, [weight], {"lr": 0.1})
+def bags(optimizer: type | None = None, **arguments: Any) -> EmbeddingBagCollection:
+    module = EmbeddingBagCollection(configs(EmbeddingBagConfig, "a", 8, 4, name="a"))
+    if optimizer is not None:
+        apply_optimizer_in_backward(optimizer, module.parameters(), {"lr": 0.1, **arguments})
     return module
 
 
 def fused(optimizer: type) -> FusedEmbeddingBagCollection:
-    configs = bags(a=None).embedding_bag_configs()
-    meta = torch.device("meta")
-    return FusedEmbeddingBagCollection(configs, optimizer, {"lr": 0.1}, device=meta)
+    tables, meta = bags().embedding_bag_configs(), torch.device("meta")
+    return FusedEmbeddingBagCollection(tables, optimizer, {"lr": 0.1}, device=meta)
 
 
 ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
@@ -145,12 +141,12 @@ ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
 @pytest.mark.parametrize(
     ("module", "fused_params", "kind"),
     [
-        (bags(a=optim.Adagrad), None, "exact_adagrad"),
-        (bags(a=optim.RowWiseAdagrad), ADAGRAD, ""),
-        (bags(a=optim.LAMB), None, "lamb"),
-        (bags(a=optim.Adam), None, ""),
-        (bags(a=None), None, ""),
-        (bags(a=None), ADAGRAD, "exact_adagrad"),
+        (bags(optim.Adagrad), None, "exact_adagrad"),
+        (bags(optim.RowWiseAdagrad), ADAGRAD, ""),
+        (bags(optim.LAMB), None, "lamb"),
+        (bags(optim.Adam), None, ""),
+        (bags(), None, ""),
+        (bags(), ADAGRAD, "exact_adagrad"),
         (fused(torch.optim.Adagrad), None, "exact_adagrad"),
         (fused(torch.optim.SGD), None, ""),
     ],
@@ -164,11 +160,10 @@ def test_updates_whose_kernels_for_cuda_take_plain_batches_alone(
 
 
 def test_dense_kernels_take_plain_batches_but_for_data_parallel_tables_on_cpu() -> None:
-    places = {"a": ParameterSharding("data_parallel", "dense")}
-    assert why_plain_kernels(bags(a=None), places, None, "cpu") == ""
-    assert "dense kernels" in why_plain_kernels(bags(a=None), places, None, "cuda")
+    assert why_plain_kernels(bags(), {"a": REPLICATED}, None, "cpu") == ""
+    assert "dense kernels" in why_plain_kernels(bags(), {"a": REPLICATED}, None, "cuda")
     places = {"a": ParameterSharding("table_wise", "dense", ranks=[0])}
-    assert "dense kernels" in why_plain_kernels(bags(a=None), places, None, "cpu")
+    assert "dense kernels" in why_plain_kernels(bags(), places, None, "cpu")
 
 
 def test_sequences_whose_tables_clip_get_plain_batches_on_a_gpu_too() -> None:
@@ -180,7 +175,7 @@ def test_sequences_whose_tables_clip_get_plain_batches_on_a_gpu_too() -> None:
         assert (words in why) if words else why == ""
 
 
-MOMENTUM = torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {}
+MOMENTUM = torch.optim.SGD, {"momentum": 0.9}, {}
 
 
 @pytest.mark.parametrize(
@@ -199,16 +194,13 @@ MOMENTUM = torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {}
 def test_arguments_that_do_nothing_are_refused(
     kernel: str, device: str, optimizer: Any, arguments: Any, fused_params: Any, message: str
 ) -> None:
-    module = bags(a=None)
-    if optimizer is not None:
-        apply_optimizer_in_backward(optimizer, module.parameters(), {"lr": 0.1, **arguments})
     params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
     with pytest.raises(SetupError, match=f"table 'a': .*{message}"):
-        check_updates(module, params, fused_params, torch.device(device))
+        check_updates(bags(optimizer, **arguments), params, fused_params, torch.device(device))
 
 
 def test_optimizers_without_cpu_kernels_are_refused_on_cpus_alone() -> None:
-    module = bags(a=optim.Adam)
+    module = bags(optim.Adam)
     check_updates(module, {"a": FUSED}, None, torch.device("cuda"))
     with pytest.raises(SetupError, match="no CPU kernels for the optimizer 'adam'"):
         check_updates(module, {"a": FUSED}, None, torch.device("cpu"))
@@ -230,7 +222,7 @@ def test_updates_that_differ_from_torch_are_warned_of(
     message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    module = bags(a=None)
+    module = bags()
     apply_optimizer_in_backward(optimizer, module.parameters(), arguments)
     check_updates(module, {"a": sharding}, None, torch.device("cpu"))
     assert [message in text for text in caplog.messages] == [True] * bool(message)

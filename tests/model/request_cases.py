@@ -20,7 +20,7 @@ from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.sparse.request_rows import RequestRows
 
 FEATURES = ["user", "clicks", "item"]
-ROWS, DIM, CANDIDATES, REQUESTS, NUM_STEPS, FEW_STEPS = 40, 8, 4, 8, 50, 8
+ROWS, DIM, CANDIDATES, REQUESTS, NUM_STEPS, FEW_STEPS = 40, 8, 4, 8, 20, 8
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "coalesced")
 
 
