@@ -95,7 +95,6 @@ class IkjtConverter(Converter):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._groups: tuple[DedupGroup, ...] | None = None
-        self._user_features: frozenset[str] = frozenset()
 
     @cached_property
     def _deduplicate(self) -> dedup.Deduplicator:
@@ -109,7 +108,7 @@ class IkjtConverter(Converter):
         if groups == "auto":
             groups, least = self._coinciding(sample, schema), self.options.min_dedupe_factor
         else:
-            check_features(f"{self.name}: groups", chain(*groups), schema)
+            check_features(f"{self.name}: groups", chain(*groups), schema.sparse)
         factors = [ikjt.dedupe_factor() for ikjt in self._deduplicated(sample, groups)]
         self._groups = tuple(
             DedupGroup(tuple(group), factor, factor >= least)
@@ -117,12 +116,14 @@ class IkjtConverter(Converter):
         )
         if self.options.compare == "auto":
             self._compare_neighbours_if_enough(sample)
-        if self.options.user_features == "auto":
-            self._user_features = self._repeating(sample, schema)
+        names = self.options.user_features
+        features = (*schema.sparse, *schema.dense)
+        if names == "auto":
+            names = self._repeating(sample, schema)
         else:
-            names = self.options.user_features
-            check_features(f"{self.name}: user_features", set(names) - {*schema.dense}, schema)
-            self._user_features = frozenset(names)
+            check_features(f"{self.name}: user_features", names, features, "feature")
+        user = {*self.dedupe_factors(), *schema.dense}.intersection(names)
+        self.user_features = tuple(name for name in features if name in user)
 
     def report(self) -> tuple[DedupGroup, ...]:
         """Return the groups that ``fit`` chose. Empty before ``fit``."""
@@ -152,7 +153,7 @@ class IkjtConverter(Converter):
         plain = {
             name: arrow.sparse_column(rows, name) for name in schema.sparse if name not in grouped
         }
-        user = self._user_features
+        user = set(self.user_features)
         return Batch(
             dense_features=arrow.dense_features(rows, schema.dense),
             labels=arrow.labels(rows, schema),
@@ -182,7 +183,7 @@ class IkjtConverter(Converter):
             if more.values().numel() > _NEARLY_ALL * ikjt.values().numel():
                 self._deduplicate = compare_all
 
-    def _repeating(self, sample: Rows, schema: FeatureSchema) -> frozenset[str]:
+    def _repeating(self, sample: Rows, schema: FeatureSchema) -> list[str]:
         """Return the features whose common runs of equal rows save most, on a sample of rows.
 
         Features with long runs come first. A feature is left out if it shortens the common runs so
@@ -214,7 +215,7 @@ class IkjtConverter(Converter):
                 most_saved = saved
                 kept.append(columns[names])
                 chosen += names
-        return frozenset(chosen)
+        return chosen
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
         """Group features that have the same inverse indices in the sample."""
@@ -224,14 +225,16 @@ class IkjtConverter(Converter):
         return list(groups.values())
 
 
-def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Raise DataError if a name is not a sparse feature. ``option`` names the option in errors."""
+def check_features(
+    option: str, names: Iterable[str], known: Sequence[str], kind: str = "sparse feature"
+) -> None:
+    """Raise DataError if a name is not in ``known``. ``option`` names the option in errors."""
     for name in names:
-        if name not in schema.sparse:
-            hint = text_utils.did_you_mean(name, schema.sparse) or "."
+        if name not in known:
+            hint = text_utils.did_you_mean(name, known) or "."
             raise DataError(
-                f"{option}: {name!r} is not a sparse feature{hint} Use one of: "
-                f"{', '.join(map(repr, schema.sparse))}."
+                f"{option}: {name!r} is not a {kind}{hint} Use one of: "
+                f"{', '.join(map(repr, known))}."
             )
 
 

@@ -99,11 +99,12 @@ class PartialIkjtConverter(Converter):
         from recd_plugins.api import arrow
 
         if self.options.features != "auto":
-            check_features(f"{self.name}: features", self.options.features, schema)
-        check_features(f"{self.name}: groups", sorted(_named(self.options.groups)), schema)
+            check_features(f"{self.name}: features", self.options.features, schema.sparse)
+        check_features(f"{self.name}: groups", sorted(_named(self.options.groups)), schema.sparse)
         columns = {name: arrow.sparse_column(sample, name) for name in schema.sparse}
         self._choices = self._choose(columns, len(sample))
         self._exact.fit(sample, self._rest(schema))
+        self.user_features = self._exact.user_features
 
     def report(self) -> Mapping[str, Choice]:
         """Return a dict from feature to the storage that ``fit`` chose. Empty before ``fit``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 from recd_plugins.api import (
@@ -164,14 +165,9 @@ def _chosen_by_converter(registry: RunConfig) -> Iterable[str]:
     option = getattr(registry.converter.options, "user_features", "auto")
     if option != "auto":
         return list(option)
-    try:
+    with suppress(RecdError):
         row_pipelines.fit_converter(registry)
-        rows = next(row_tables.training_rows(registry, 1))
-    except (RecdError, StopIteration):
-        return []
-    schema = registry.dataset.schema()
-    batch = registry.converter.convert(rows, schema)
-    return [*batch.user_features, *(schema.dense[n] for n in batch.user_dense_columns)]
+    return registry.converter.user_features
 
 
 def _names(one: Mapping[str, Any]) -> list[str]:

@@ -126,10 +126,13 @@ def test_user_features_are_those_whose_rows_repeat_together() -> None:
     batch = auto.convert(rows, schema)
     assert batch.user_features == ("viewed", "seller")
     assert batch.user_dense_columns == (0,)
+    assert auto.user_features == ("viewed", "seller", "age")
     named = make(IkjtConverter, user_features=["bought", "price"])
     named.fit(rows, schema)
     batch = named.convert(rows, schema)
     assert (batch.user_features, batch.user_dense_columns) == (("bought",), (1,))
+    with pytest.raises(DataError, match=r"'pri\.ce' is not a feature\. Did you mean 'price'\?"):
+        make(IkjtConverter, user_features=["pri.ce"]).fit(rows, schema)
 
 
 def test_groups_that_part_after_the_sample_stay_exact() -> None:

@@ -450,7 +450,7 @@ def _dry_run(trainer: Session, *, verbose: bool) -> tuple[dict[str, Any], list[R
     from recd_plugins.planning.report import render, summary
     from recd_plugins.planning.study import study
     from recd_plugins.planning.topologies import MACHINE, machine_of
-    from recd_plugins.training.dry_run import dry_run
+    from recd_plugins.training.dry_run import dry_run, user_line
 
     silence_upstream()
     registry = trainer.registry
@@ -458,7 +458,11 @@ def _dry_run(trainer: Session, *, verbose: bool) -> tuple[dict[str, Any], list[R
     spec = machine_of(registry.training, device=torch.device(choose_device(registry)))
     topology, rows = registry.training.topology or MACHINE, registry.training.batch_size
     plan = study(registry, topology, spec, rows, lambda _: None)
-    return {**found, "plan": plan.as_json()}, [table, (render if verbose else summary)(plan)]
+    return {**found, "plan": plan.as_json()}, [
+        table,
+        *filter(None, [user_line(registry)]),
+        (render if verbose else summary)(plan),
+    ]
 
 
 @contextmanager

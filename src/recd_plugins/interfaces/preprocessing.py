@@ -21,6 +21,8 @@ class Converter(Plugin, ABC):
     kind: ClassVar[str] = "converter"
     #: Whether ``fit`` was called; set by the caller.
     is_fitted: bool = False
+    #: Features, sparse or dense, that are equal for all rows of a request. Set by ``fit``.
+    user_features: tuple[str, ...] = ()
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Inspect the first training batch, before ``convert``. All ranks get the same batch."""

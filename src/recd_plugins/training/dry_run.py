@@ -90,6 +90,13 @@ def unused_line(registry: RunConfig) -> str:
     return f"columns that the run does not use: {named}"
 
 
+def user_line(registry: RunConfig) -> str:
+    """Return a line that lists the user features of the fitted converter; "" without any."""
+    names = registry.converter.user_features
+    found = shortened(names, str)
+    return f"user features, equal for all rows of a request: {found}" if names else ""
+
+
 def _columns(registry: RunConfig, tables: Iterable[Table]) -> Iterator[Column]:
     dataset = registry.dataset
     schema = dataset.schema()

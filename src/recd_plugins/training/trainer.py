@@ -38,7 +38,7 @@ from recd_plugins.sharding.table_report import describe_tables
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
-from recd_plugins.training.dry_run import unused_line
+from recd_plugins.training.dry_run import unused_line, user_line
 from recd_plugins.training.evaluation import (
     Measured,
     ProgressiveValidation,
@@ -227,6 +227,7 @@ class Trainer:
         activity.start(self.first_step)
         if self.is_own:
             self._say(unused_line(self.registry))
+            self._say(user_line(self.registry))
             if job.verbose or (parts.prepared.chosen and parts.prepared.chosen.offered):
                 self._say(parts.prepared.chosen)
             if job.verbose and rank == 0:
