@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from recd_plugins import Dedup, RequestModel
 from recd_plugins.api import CandidateBatch, UserBatch, UserSide
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.guards import guard
 from recd_plugins.sparse.request_rows import RequestRows
 from recd_plugins.testing.gloo import run_on_ranks
@@ -74,18 +73,29 @@ def test_batch_normalization_counts_every_row(shape: tuple[int, ...]) -> None:
 
 
 def test_columns_that_differ_within_a_request_are_refused() -> None:
-    dense = torch.tensor([[1.0], [1.0], [1.0], [4.0], [5.0], [6.0]])
-    message = r"rows 4 and 5 are the same request, but column 0 has 5\.0 and 6\.0"
-    with pytest.raises(ExactnessError, match=message):
-        Tower()(inputs(dense, REQUEST))
+    dense = torch.tensor([[7.0, 1.0], [7.0, 1.0], [7.0, 1.0], [8.0, 4.0], [9.0, 5.0], [9.0, 6.0]])
+    batch = UserBatch(inputs(dense, REQUEST), {}, REQUEST)
+    assert batch.select(dense[:, 0]).tolist() == [7.0, 8.0, 9.0]
+    message = "rows 4 and 5 are the same request, but column 1 of dense_features has 5.0 and 6.0"
+    with pytest.raises(ValueError, match=message):
+        batch.select(dense[:, 1])
+    with pytest.raises(ValueError, match=r"but column 0 has -5\.0 and -6\.0"):
+        batch.select(-dense[:, 1:])
+    with pytest.raises(RuntimeError) as caught:
+        Tower(nn.Linear(3, 1))(inputs(dense[:, :1], REQUEST))
+    assert "tensors of the batch have 6 rows, but vectors in user() have 3" in str(
+        caught.value.__notes__
+    )
 
 
 def test_candidate_features_are_refused_in_user() -> None:
     vectors = {"user": torch.arange(6.0).view(6, 1), "item": torch.zeros(6, 1)}
     chosen = UserBatch(None, vectors, REQUEST).vectors
     assert chosen["user"].tolist() == [[0.0], [3.0], [4.0]]
-    with pytest.raises(ExactnessError, match="'item' is not a user feature"):
+    with pytest.raises(LookupError, match="'item' is not a user feature; these are 'user'"):
         chosen["item"]
+    with pytest.raises(LookupError, match=r"no feature 'usr'\. Did you mean 'user'\?"):
+        chosen["usr"]
 
 
 def test_request_rows_of_deduplicated_and_plain_batches() -> None:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.runtime.errors import ExactnessError
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.jagged import runs_of_equal_rows
 from recd_plugins.sparse.request_rows import RequestRows
@@ -84,7 +84,15 @@ class RequestModel(nn.Module, ABC):
         """Return the logits of all rows, ``[B]`` or ``[B, T]`` for T tasks."""
         request, vectors = self.request_rows(batch), self.look_up(batch)
         with self._normalizing(request):
-            user = self.user(UserBatch(batch, vectors, request))
+            try:
+                user = self.user(UserBatch(batch, vectors, request))
+            except RuntimeError as error:
+                if isinstance(request, RequestRows):
+                    error.add_note(
+                        f"tensors of the batch have {request.inverse.numel()} rows, but vectors in "
+                        f"user() have {request.num_rows}. Read other tensors with batch.select()"
+                    )
+                raise
         return self.candidate(CandidateBatch(batch, vectors), UserSide(user, request))
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -131,9 +139,9 @@ class UserBatch(CandidateBatch):
         """Return one row per request of a tensor ``[B, ...]``, as ``[U, ...]``.
 
         Raises:
-            ExactnessError: rows of one request differ. CUDA raises a device-side assertion instead.
+            ValueError: rows of one request differ. CUDA raises a device-side assertion instead.
         """
-        return _select(rows, self.request)
+        return _select(rows, self.request, getattr(self._batch, "dense_features", None))
 
 
 class UserVectors:
@@ -143,8 +151,14 @@ class UserVectors:
         self._vectors, self._request = vectors, request
 
     def __getitem__(self, feature: str) -> Tensor:
-        """Return ``[U, D]``. Raises ExactnessError if ``feature`` is not a user feature."""
-        return _select_feature(self._vectors[feature], feature, self._request)
+        """Return ``[U, D]``. Raises LookupError if ``feature`` is not a user feature."""
+        try:
+            rows = self._vectors[feature]
+        except KeyError:
+            names = list(self._vectors.keys())
+            hint = did_you_mean(feature, names) or f". It has {shortened(names)}"
+            raise LookupError(f"batch.vectors has no feature {feature!r}{hint}") from None
+        return _select_feature(rows, feature, self._request)
 
 
 class UserSide:
@@ -191,22 +205,25 @@ def request_rows(
     return RequestRows(inverse, first_rows, chosen)
 
 
-def _select(rows: Tensor, request: RequestRows | None) -> Tensor:
+def _select(rows: Tensor, request: RequestRows | None, dense: Tensor | None) -> Tensor:
     if request is None:
         return rows
     unique = request.select(rows)
-    equal = (request.expand(unique) == rows).flatten(1).all(1)
+    equal = (request.expand(unique) == rows).unsqueeze(-1).flatten(1).all(1)
     if rows.device.type != "cpu" or torch.compiler.is_exporting():
         torch._assert_async(equal.all())
     elif not bool(equal.all()):
         row = int((~equal).nonzero()[0])
         first = int(request.first_rows[request.inverse[row]])
-        column = int((rows[row] != rows[first]).flatten().nonzero()[0])
-        values = [rows[n].flatten()[column].item() for n in (first, row)]
-        raise ExactnessError(
-            f"UserBatch.select: rows {first} and {row} are the same request, but column {column} "
-            f"has {values[0]!r} and {values[1]!r}. Read this column in candidate(), or add its "
-            "feature to the option user_features of the converter."
+        columns = rows.unsqueeze(-1).flatten(1)
+        column = int((columns[row] != columns[first]).nonzero()[0])
+        of_rows = columns[:, column, None]
+        values = of_rows[[first, row], 0].tolist()
+        found = [] if dense is None else (dense == of_rows).all(0).nonzero().flatten().tolist()
+        where = f"column {found[0]} of dense_features" if found else f"column {column}"
+        raise ValueError(
+            f"batch.select: rows {first} and {row} are the same request, but {where} has "
+            f"{values[0]!r} and {values[1]!r}. Read it in candidate()"
         )
     return unique
 
@@ -215,10 +232,9 @@ def _select_feature(rows: Tensor, feature: str, request: RequestRows | None) -> 
     if request is None:
         return rows
     if feature not in request.features:
-        known = ", ".join(map(repr, request.features))
-        raise ExactnessError(
-            f"UserBatch.vectors: {feature!r} is not a user feature of this batch; these are "
-            f"{known}. Read it in candidate(), or add it to the user features."
+        raise LookupError(
+            f"batch.vectors: {feature!r} is not a user feature; these are "
+            f"{shortened(request.features)}. Read it in candidate()"
         )
     return request.select(rows)
 

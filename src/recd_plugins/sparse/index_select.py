@@ -32,7 +32,8 @@ def in_float32(select: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 def index_select(rows: Tensor, index: Tensor) -> Tensor:
     """Return ``rows.index_select(0, index)``. Half-precision gradients are summed in float32."""
     # Flatten to two dimensions: index_select is fast on rows.
-    selected = in_float32(partial(torch.index_select, dim=0, index=index), rows.flatten(1))
+    flat = rows.flatten(1) if rows.ndim > 1 else rows
+    selected = in_float32(partial(torch.index_select, dim=0, index=index), flat)
     return selected.view(index.shape[0], *rows.shape[1:])  # len() is not symbolic in torch.export
 
 
