@@ -92,17 +92,21 @@ def test_numbers_alone_have_a_model_without_tables(tmp_path: Path) -> None:
     assert model.top(torch.randn(5, 1), torch.ones(5), None, None, None)[1].shape == (5,)
 
 
-def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_size_or_target_without_a_feature_is_refused_with_its_line(tmp_path: Path) -> None:
     lines = ["tables:", "  t_item: {num_embeddings: 5}", "  t_usr: {num_embeddings: 7}"]
     path = with_model(tmp_path, *lines, "  'ads*': {num_embeddings: 9}")
+    pooling = "\npooling: [{use: recd.din, features: [user], options: {target: item.id}}]\n"
+    path.write_text(path.read_text() + pooling)
     schema = FeatureSchema(sparse=("user", "item"), dense=(), label="label")
     with pytest.raises(RegistryError) as caught:
         build_model(load_registry(path), schema)
     assert str(caught.value).splitlines() == [
         f"{path}:8 model.tables.t_usr: the pattern matches no table. Did you mean 't_user'?",
         f"{path}:9 model.tables.ads*: the pattern matches no table. Use one of: 't_user', 't_item'",
+        f"{path}:10 pooling[0].options.target: no feature is named 'item.id'. Did you mean 'item'?",
     ]
-    path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
+    text = path.read_text().replace("t_usr", "t_us*").replace("ads*", "*")
+    path.write_text(text.replace("item.id", "item"))
     assert build_model(load_registry(path), schema).bags is not None
 
 

@@ -67,6 +67,8 @@ def test_two_claims_and_dead_patterns_are_told_together(load):
     assert told in unlike
     assert "r.yaml:13 sharding[1]: several entries match the tables 't_history'" in twice
     assert "sharding[0] (line 12) and sharding[1] (line 13)" in twice
+    with pytest.raises(RegistryError, match="'t_usr' matches no table: the model has none for 'sh"):
+        registry.claim("sharding", [])
 
 
 def test_a_plugin_that_cannot_be_made_is_named_with_its_line_of_code(load):

@@ -78,6 +78,8 @@ def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Ite
             + (
                 did_you_mean(pattern, names)
                 or f". Use one of these {what}s: {shortened(list(names))}"
+                if names
+                else f": the model has none for {kind.section!r}. Remove this entry"
             ),
         )
         for entry in entries

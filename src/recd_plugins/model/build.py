@@ -12,10 +12,11 @@ from recd_plugins.config.run_config import table_problems
 from recd_plugins.data.access import positive_counts
 from recd_plugins.data.prepared import UnknownLookups, plan_placement
 from recd_plugins.data.preprocess import num_dense_inputs
-from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
+from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures, TargetPooling
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.runtime.errors import RecdError, RegistryError
+from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
+from recd_plugins.runtime.text import did_you_mean, shortened
 
 
 def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
@@ -38,7 +39,16 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
             "dataset.options."
         )
     num_dense = num_dense_inputs(registry, schema)  # reports problems of preprocessing first
-    if problems := table_problems(registry, schema):
+    problems = table_problems(registry, schema)
+    for each in registry.pooling:
+        target = each.plugin.target if isinstance(each.plugin, TargetPooling) else None
+        if target is not None and target not in schema.sparse:
+            hint = (
+                did_you_mean(target, schema.sparse) or f". Use one of: {shortened(schema.sparse)}"
+            )
+            where = str(registry.path), each.line, f"{each.field}.options.target"
+            problems.append(Problem(*where, f"no feature is named {target!r}{hint}"))
+    if problems:
         raise RegistryError(problems)
     placement = plan_placement(registry, schema)
     bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
