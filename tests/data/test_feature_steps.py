@@ -6,6 +6,7 @@ from tests.commands import invoke
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins import load_registry
 from recd_plugins.config.run_config import feature_steps
+from recd_plugins.data.preprocess import dense_columns
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.runtime.errors import RegistryError
 
@@ -44,6 +45,8 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
         "user_age": ["recd.logit", "recd.clamp"],
         "price": ["recd.logit"],
     }
+    one_hot = registry("{use: recd.onehot, features: [user_age], options: {classes: 2}}")
+    assert dense_columns(one_hot, SCHEMA) == ("user_age", "user_age", "price")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ def _counts(feature: str, num_embeddings: int) -> np.ndarray:
     return np.arange(num_embeddings) % 7
 
 
-FEATURES = ModelFeatures(2, ("user", "item"), ("seen", "bought"), positive_counts=_counts)
+FEATURES = ModelFeatures(
+    ("age", "price"), ("user", "item"), ("seen", "bought"), positive_counts=_counts
+)
 
 
 SIZES: dict[str, Any] = {"num_embeddings": 50, "embedding_dim": 8}
@@ -129,7 +131,7 @@ def test_a_history_sees_nothing_behind_a_place():
 def test_options_that_fit_no_feature_are_named(options, message):
     of_data = FEATURES
     if "features" in options:
-        of_data = ModelFeatures(0, options.pop("features"))
+        of_data = ModelFeatures((), options.pop("features"))
     with pytest.raises(RecdError, match=message):
         TwoTower(TwoTower.Options(**{"item": ["item"], **options})).build(of_data)
 

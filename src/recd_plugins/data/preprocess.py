@@ -297,10 +297,11 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
         raise RegistryError([Problem(str(registry.path), entry.line, entry.field, message)])
 
 
-def num_dense_inputs(registry: RunConfig, schema: FeatureSchema) -> int:
-    """Return the number of columns of ``Batch.dense_features`` after preprocessing."""
+def dense_columns(registry: RunConfig, schema: FeatureSchema) -> tuple[str, ...]:
+    """Return the feature of each column of ``Batch.dense_features`` after preprocessing."""
     steps = feature_steps(registry, schema)
-    return sum(math.prod(step.width for step in steps.get(name, ())) for name in schema.dense)
+    widths = {name: math.prod(step.width for step in steps.get(name, ())) for name in schema.dense}
+    return tuple(chain.from_iterable([name] * width for name, width in widths.items()))
 
 
 def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:

@@ -25,7 +25,7 @@ class ModelFeatures:
     """Feature and table names that a model plugin builds its modules from.
 
     Attributes:
-        num_dense: number of columns of ``batch.dense_features``, after preprocessing.
+        dense: feature of each column of ``batch.dense_features``, after preprocessing.
         pooled: sparse features for an EmbeddingBagCollection, in the order of the dataset.
         sequence: sparse features that ``pooling`` entries match, for an EmbeddingCollection and
             SequencePooling.
@@ -37,7 +37,7 @@ class ModelFeatures:
         tasks: tasks of multi-task training; empty for one label.
     """
 
-    num_dense: int
+    dense: tuple[str, ...]
     pooled: tuple[str, ...]
     sequence: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
@@ -45,6 +45,11 @@ class ModelFeatures:
         default=None, compare=False
     )
     tasks: tuple[Task, ...] = ()
+
+    @property
+    def num_dense(self) -> int:
+        """Return the number of columns of ``batch.dense_features``."""
+        return len(self.dense)
 
     def replicates(self, table: str) -> bool:
         """Return whether a pooled table is replicated on every rank.

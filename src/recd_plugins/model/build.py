@@ -11,7 +11,7 @@ from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.run_config import table_problems
 from recd_plugins.data.access import positive_counts
 from recd_plugins.data.prepared import UnknownLookups, plan_placement
-from recd_plugins.data.preprocess import num_dense_inputs
+from recd_plugins.data.preprocess import dense_columns
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures, TargetPooling
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.dlrm import DLRM
@@ -38,7 +38,7 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
             f"{registry.path}: the dataset has no features. Name columns of ids or numbers in "
             "dataset.options."
         )
-    num_dense = num_dense_inputs(registry, schema)  # reports problems of preprocessing first
+    num_dense = len(dense_columns(registry, schema))  # reports problems of preprocessing first
     problems = table_problems(registry, schema)
     for each in registry.pooling:
         target = each.plugin.target if isinstance(each.plugin, TargetPooling) else None
@@ -72,7 +72,7 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
 def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:
     sequence = registry.claim("pooling", schema.sparse)
     features = ModelFeatures(
-        num_dense=num_dense_inputs(registry, schema),
+        dense=dense_columns(registry, schema),
         pooled=tuple(feature for feature in schema.sparse if feature not in sequence),
         sequence=tuple(sequence),
         replicated=tuple(
