@@ -68,6 +68,8 @@ SLOW = (
     "test_imports.py::test_tables",
     "recd_plugin_dsi/tests/test_plan_readers.py::test_measures",
     "recd_plugin_dynamic/tests/test_index.py::test_a_million_ids",
+    "recd_plugin_dynamic/tests/test_sharded.py",
+    "recd_plugin_recd/tests/test_whole_requests.py::test_losses",
     "model/test_plugin.py::test_a_run_that_goes_on",
     "training/test_evaluation.py::test_test_figures",
     "test_torchrec_suite.py",

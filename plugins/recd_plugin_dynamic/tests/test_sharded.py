@@ -49,13 +49,13 @@ def kjt(ids: Tensor, lengths: Tensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(KEYS, ids, lengths=lengths)
 
 
-def batches(rank: int, size: int, new: int) -> list[KeyedJaggedTensor]:
+def batches(rank: int, size: int, new: int, steps: int = STEPS) -> list[KeyedJaggedTensor]:
     """Return a rank's part of batches of raw ids. ``new`` ids replace others over the steps."""
     draw = np.random.default_rng(0)
     ids = draw.integers(0, 2**63 - 1, 40 + new)
     own = []
-    for step in range(STEPS):
-        window = ids[step * new // STEPS : step * new // STEPS + 40]
+    for step in range(steps):
+        window = ids[step * new // steps : step * new // steps + 40]
         lists = [[draw.choice(window, draw.integers(0, 4)) for _ in range(BATCH)] for _ in KEYS]
         rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
         parts = [each for of_key in lists for each in of_key[rows]]
@@ -140,7 +140,7 @@ class Reference:
 
 
 def with_a_vocabulary(rank: int, size: int, kind: str) -> None:
-    own = batches(rank, size, 10)
+    own = batches(rank, size, 10, steps=200)
     model = dynamic(kind, NoEviction(), ADAGRAD)
     outputs = [step(model, batch) for batch in own]
     rows = rows_of_ids(model)
