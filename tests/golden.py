@@ -131,12 +131,7 @@ def _plan(folder: Path, *options: str) -> Any:
 
 
 def _recd(folder: Path, *arguments: object) -> str:
-    done = subprocess.run(
-        [RECD, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"recd {' '.join(map(str, arguments))} in {folder}:\n{done.stderr}")
-    return done.stdout
+    return subprocess.check_output([RECD, *map(str, arguments)], cwd=folder, text=True)
 
 
 if __name__ == "__main__":

@@ -66,23 +66,14 @@ def failing_at(folder: Path, method: str) -> Path:
     return folder / "r.yaml"
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("prepare", {}),
-        ("reader", ARGUMENTS),
-        ("session_reader", ARGUMENTS),
-    ],
-)
-def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments) -> None:
+@pytest.mark.parametrize("method", ["prepare", "reader", "session_reader"])
+def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str) -> None:
     registry = load_registry(failing_at(folder, method), plugins_dir=folder / "plugins")
     dataset = prepared_data.wrapped_dataset(registry)
     called = dataset if method != "session_reader" else dataset.inner
-    expected = (
-        rf"r\.yaml:6 dataset\.wrap\[0\]: plugin 'bad\.wrapper' failed in {method} \(.*bad\.py:\d+"
-    )
-    with pytest.raises(KeyError, match=expected):
-        getattr(called, method)(**arguments)
+    failed = rf"plugin 'bad\.wrapper' failed in {method} \(.*bad\.py:\d+"
+    with pytest.raises(KeyError, match=rf"r\.yaml:6 dataset\.wrap\[0\]: {failed}"):
+        getattr(called, method)(**({} if method == "prepare" else ARGUMENTS))
 
 
 def test_recd_run_shows_it_as_the_plugins(folder: Path) -> None:
@@ -90,7 +81,5 @@ def test_recd_run_shows_it_as_the_plugins(folder: Path) -> None:
     result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "run", str(path)])
     assert isinstance(result.exception, KeyError)
     message = fault_message(result.exception)
-    assert re.search(
-        r"plugin 'bad\.wrapper' failed in reader \(.*bad\.py:\d+\): KeyError: 'reader'", message
-    )
+    assert re.search(r"'bad\.wrapper' failed in reader \(.*bad\.py:\d+\): KeyError: ", message)
     assert "internal error" not in message

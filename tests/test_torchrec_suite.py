@@ -15,18 +15,9 @@ def test_every_process_sees_the_checkout_and_these_sharders(tmp_path: Path) -> N
     for folder in ("tests", "test_utils", "train_pipeline"):
         (distributed / folder).mkdir(parents=True)
     (distributed / "tests" / "__init__.py").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", SEEN],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(SITE),
-            "TORCHREC_CHECKOUT": str(tmp_path),
-            "TORCHREC_SHARDERS": "ours",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == [
-        *(str(distributed / folder) for folder in ("tests", "test_utils")),
-        "ExactEmbeddingCollectionSharder",
-    ], done.stderr
+    env = {**os.environ, "PYTHONPATH": str(SITE), "TORCHREC_CHECKOUT": str(tmp_path)}
+    env["TORCHREC_SHARDERS"] = "ours"
+    command = [sys.executable, "-c", SEEN]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    folders = [str(distributed / folder) for folder in ("tests", "test_utils")]
+    assert done.stdout.split() == [*folders, "ExactEmbeddingCollectionSharder"], done.stderr

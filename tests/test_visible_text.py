@@ -60,13 +60,8 @@ def test_only_colours_of_whole_messages_reach_a_terminal(monkeypatch: pytest.Mon
     click.echo(HOSTILE)
     click.secho(HOSTILE, fg="red")
     click.secho(f"\x1b[0m{HOSTILE}", fg="red")
-    assert terminal.text.split("\n") == [
-        SHOWN,
-        SHOWN,
-        f"\x1b[31m{SHOWN}\x1b[0m",
-        f"\x1b[31m\\x1b[0m{SHOWN}\x1b[0m",
-        "",
-    ]
+    red = [f"\x1b[31m{SHOWN}\x1b[0m", f"\x1b[31m\\x1b[0m{SHOWN}\x1b[0m"]
+    assert terminal.text.split("\n") == [SHOWN, SHOWN, *red, ""]
 
 
 def test_consoles_keep_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +80,7 @@ def test_consoles_keep_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["run", f"{HOSTILE}.yaml"],
-        ["init", f"{HOSTILE}.csv", "a.yaml"],
-        [HOSTILE],
-        [f"--{HOSTILE}"],
-    ],
+    [["run", f"{HOSTILE}.yaml"], ["init", f"{HOSTILE}.csv", "a.yaml"], [HOSTILE], [f"--{HOSTILE}"]],
 )
 def test_commands_show_them_as_escapes(arguments: list[str], cwd: Path) -> None:
     output = CliRunner().invoke(main, arguments).output
@@ -136,13 +126,8 @@ def test_progress_bars_end_full_unless_the_work_broke_off(
 
 
 def test_bytes_are_numbers_with_units() -> None:
-    sizes: dict[str | int, int] = {
-        "256MB": 256_000_000,
-        "2GiB": 2**31,
-        "1.5 kib": 1536,
-        4096: 4096,
-        "10b": 10,
-    }
+    sizes: dict[str | int, int] = {"256MB": 256_000_000, "2GiB": 2**31, "1.5 kib": 1536, "10b": 10}
+    sizes[4096] = 4096
     assert {words: read_bytes(words) for words in sizes} == sizes
     for words in ("", "MB", "12 parsecs", "-3MB", "0", "0.1b", "1e9", "9" * 400):
         with pytest.raises(ValueError, match="256MB"):

@@ -71,9 +71,7 @@ def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
     assert (both.samples, both.total, both.batch_size) == (15, 15.0, 64)
     assert both.dedupe_factor == pytest.approx(37 / 15)
     assert both.length == pytest.approx(37 / 15)
-    with pytest.raises(
-        DataError, match=r"one profile counts all rows, but the other counts the unique"
-    ):
+    with pytest.raises(DataError, match="one profile counts all rows, but the other counts"):
         all_rows.merge(counted)
     with pytest.raises(DataError, match=r"batches of 64, but the other .* of 1,024"):
         counted.merge(all_rows.of_unique_rows(1024, 33))
@@ -112,10 +110,7 @@ def damage(path: Path) -> None:
         (Path.unlink, "no such file. Create it with recd profile registry"),
         (damage, "p.parquet: "),
         (lambda path: path.write_text("table,row\n"), "profile is damaged or not Parquet"),
-        (
-            lambda path: edit(path, lambda head: head.update(version=2)),
-            "not an access profile of ver",
-        ),
+        (lambda path: edit(path, lambda head: head.update(version=2)), "not an access profile of"),
     ],
 )
 def test_a_broken_file_is_refused(

@@ -34,16 +34,9 @@ def parts(kjt: KeyedJaggedTensor, names: str) -> list[list[list[float]]]:
     inverse = kjt.inverse_indices_or_none()
     for name in names:
         jagged = kjt[name]
-        weights = jagged.weights_or_none()
-        rows = [] if inverse is None else inverse[1][inverse[0].index(name)].tolist()
-        found.append(
-            [
-                jagged.values().tolist(),
-                [] if weights is None else weights.tolist(),
-                jagged.lengths().tolist(),
-                rows,
-            ]
-        )
+        tensors = [jagged.values(), jagged.lengths(), jagged.weights_or_none()]
+        tensors.append(None if inverse is None else inverse[1][inverse[0].index(name)])
+        found.append([[] if each is None else each.tolist() for each in tensors])
     return found
 
 

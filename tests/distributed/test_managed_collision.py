@@ -52,14 +52,9 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         inside = bags(*POLICIES, rows=ROWS, dim=DIM, means="a")
+        sizes: Any = {"zch_size": ROWS, "input_hash_size": NUM_RAW_IDS, "eviction_interval": 2}
         maps: Any = {
-            f"t_{name}": MCHManagedCollisionModule(
-                zch_size=ROWS,
-                device=DEVICE,
-                eviction_policy=policy,
-                eviction_interval=2,
-                input_hash_size=NUM_RAW_IDS,
-            )
+            f"t_{name}": MCHManagedCollisionModule(device=DEVICE, eviction_policy=policy, **sizes)
             for name, policy in POLICIES.items()
         }
         collection = ManagedCollisionCollection(maps, inside.embedding_bag_configs())
@@ -113,7 +108,7 @@ def sharded_model(model: Model, optimizer: str, stock: bool) -> tuple[Any, Dedup
 
 
 @forced_dedup()
-def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained:
+def train(rank: int, optimizer: str, deduplicated: bool = False, stock: bool = False) -> Trained:
     dmp, dedup = sharded_model(Model(), optimizer, stock)
     torch.manual_seed(rank)  # rows are drawn anew
     losses, counter = [], CollectiveBytes()
@@ -140,12 +135,9 @@ def three_ways(rank: int, world_size: int, optimizer: str) -> dict[str, Trained]
 
     On CPU TorchRec evicts no rows that row-wise Adagrad updates.
     """
-    ways = {
-        "plain": train(rank, optimizer, deduplicated=False, stock=False),
-        "deduplicated": train(rank, optimizer, deduplicated=True, stock=False),
-    }
+    ways = {"plain": train(rank, optimizer), "deduplicated": train(rank, optimizer, True)}
     if optimizer == "sgd":
-        ways["stock"] = train(rank, optimizer, deduplicated=False, stock=True)
+        ways["stock"] = train(rank, optimizer, stock=True)
     return ways
 
 

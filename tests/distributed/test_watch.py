@@ -61,29 +61,24 @@ def test_nothing_is_said_while_one_rank_moves() -> None:
     assert ranks.said == []
 
 
+SAVING = {"what": "saving a checkpoint", "long": True, "step": 20}
+READER = {"waits_for": ["reader worker 3 (process 77)"]}
+
+
 @pytest.mark.parametrize(
     ("rank_2", "said"),
     [
-        (
-            READING | {"waits_for": ["reader worker 3 (process 77)"]},
-            "the run has made no progress for 101 s: ranks 0 and 1 wait in all_to_all of step 12 "
-            "for rank 2, which is reading data in step 12 and waits for reader worker 3 "
-            "(process 77)",
-        ),
-        (
-            {"what": "saving a checkpoint", "long": True, "step": 20},
-            "for rank 2, which is still saving a checkpoint after step 20",
-        ),
+        (READING | READER, "is reading data in step 12 and waits for reader worker 3 (process 77)"),
+        (SAVING, "is still saving a checkpoint after step 20"),
     ],
 )
-def test_those_in_a_collective_wait_for_those_that_are_not(
-    rank_2: dict[str, Any], said: str
-) -> None:
+def test_those_in_a_collective_wait_for_those_that_are_not(rank_2: Any, said: str) -> None:
     ranks = Watched(timeout=100 if "long" in rank_2 else None)
     ranks.beats(101, WAITING, WAITING, rank_2)
     ranks.watch.look()
     (line,) = ranks.said
-    assert line.endswith(said)
+    waits = "the run has made no progress for 101 s: ranks 0 and 1 wait in all_to_all of step 12"
+    assert line.endswith(f"{waits} for rank 2, which {said}")
 
 
 def test_a_hang_ends_the_run_with_the_way_to_go_on() -> None:

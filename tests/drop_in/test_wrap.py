@@ -25,6 +25,11 @@ from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
 from recd_plugins.training.rank_state import copy_weights, first_weights
 
 ROW_WISE = "sharding: [{use: torchrec.row_wise, tables: [t_f0]}]"
+SGD = "training: {optimizer: sgd, learning_rate: 0.3}"
+SGD_ENTRY = "optimizers: [{use: torchrec.sgd, tables: ['*'], options: {learning_rate: 0.5}}]"
+RANDOM = "dataset: {use: dlrm.random, options: {rows: 64, sparse: {f0: 9}}}"
+HASH = "preprocessing: [{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}]"
+CACHE = "cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]"
 
 
 @pytest.fixture
@@ -84,7 +89,7 @@ def test_a_file_needs_no_data(file: Any, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_an_optimizer_that_a_file_names_counts(file: Any) -> None:
-    path = file(ROW_WISE, "training: {optimizer: sgd, learning_rate: 0.3}")
+    path = file(ROW_WISE, SGD)
     params = params_of_bags(recd_plugins.wrap(Model(), path).sharders())
     assert params == {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.3}
     path = file("training: {eps: 0.5, optimizer: rowwise_adagrad}")
@@ -94,14 +99,8 @@ def test_an_optimizer_that_a_file_names_counts(file: Any) -> None:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        (
-            "optimizers: [{use: torchrec.sgd, tables: ['*'], options: {learning_rate: 0.5}}]",
-            r"registry\.yaml:2 optimizers\[0\] sets torchrec\.sgd, but the fused_params of a",
-        ),
-        (
-            "training: {optimizer: sgd, learning_rate: 0.3}",
-            r"registry\.yaml: training\.optimizer is sgd, but the fused_params .*exact",
-        ),
+        (SGD_ENTRY, r"yaml:2 optimizers\[0\] sets torchrec\.sgd, but the fused_params of a"),
+        (SGD, r"registry\.yaml: training\.optimizer is sgd, but the fused_params .*exact"),
     ],
     ids=["entry", "training"],
 )
@@ -145,28 +144,18 @@ def test_sections_that_change_nothing_are_named(
     watches = "watches: [{use: acme.watch, tables: [t_f0]}]"
     path = file(ROW_WISE, of_runs, training, watches)
     recd_plugins.wrap(Model(), path, plugins_dir=tmp_path / "plugins")
-    named = "model, training.device, training.eps, training.schedule have no effect"
-    assert named in caplog.text
+    assert "model, training.device, training.eps, training.schedule have no effect" in caplog.text
     assert "metrics, " in caplog.text
     assert "watches, " in caplog.text
-
-
-HASH = "{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}"
 
 
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        (
-            "dataset: {use: dlrm.random, options: {rows: 64, sparse: {f0: 9}}}",
-            "converter: this required key is missing",
-        ),
+        (RANDOM, "converter: this required key is missing"),
         ("converter: {use: recd.kjt}", "dataset: this required key is missing"),
-        (f"preprocessing: [{HASH}]", "dataset: this required key is missing"),
-        (
-            "cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]",
-            r"yaml:2 cache\[0\]: this command needs training data.* dataset: and converter:",
-        ),
+        (HASH, "dataset: this required key is missing"),
+        (CACHE, r"yaml:2 cache\[0\]: this command needs training data.* dataset: and converter:"),
         (ROW_WISE.replace("wise", "wize"), "no sharding plugin is named 'torchrec.row_wize"),
     ],
 )
@@ -175,32 +164,34 @@ def test_wrong_files_are_refused(file: Any, section: str, said: str) -> None:
         recd_plugins.wrap(Model(), file(section))
 
 
+def _table(model: Model, name: str = "t_f0") -> nn.Module:
+    return model.bags.embedding_bags[name]
+
+
 def _two(shared: str) -> nn.Module:
     first, second = Model(), Model()
-    two = nn.ModuleDict({"first": first, "second": second})
     if shared == "module":
         second.bags = first.bags
     else:
-        second.bags.embedding_bags["t_f0"].weight = first.bags.embedding_bags["t_f0"].weight
-    return two
+        _table(second).weight = _table(first).weight
+    return nn.ModuleDict({"first": first, "second": second})
 
 
 def _one_weight() -> nn.Module:
     model = Model()
-    tables: Any = model.bags.embedding_bags
-    tables["t_f1"].weight = tables["t_f0"].weight
+    _table(model, "t_f1").weight = _table(model).weight
     return model
 
 
 def _frozen() -> nn.Module:
     model = Model()
-    model.bags.embedding_bags["t_f0"].weight.requires_grad_(False)
+    _table(model).weight.requires_grad_(False)
     return model
 
 
 def _tied() -> nn.Module:
     out, inner = nn.Linear(8, 30), Model()
-    out.weight = inner.bags.embedding_bags["t_f0"].weight
+    out.weight = _table(inner).weight
     return nn.ModuleDict({"out": out, "inner": inner})
 
 
@@ -227,10 +218,8 @@ def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
     sharders: list[Any] = ready.sharders()
     plan: Any = ready.planner(world_size=1).plan(model, sharders).plan["bags"]
     model.bags.requires_grad_(False)
-    with (
-        one_rank(),
-        pytest.raises(SetupError, match=r"^parameter 't_f0' of module 'bags' is frozen .* rate 0"),
-    ):
+    told = r"^parameter 't_f0' of module 'bags' is frozen .* rate 0"
+    with one_rank(), pytest.raises(SetupError, match=told):
         sharders[0].shard(model.bags, plan, everyone(), CPU, "bags")
 
 
@@ -246,11 +235,8 @@ def test_one_dict_of_arguments_is_for_two_optimizers() -> None:
     with one_rank():
         dmp = sharded(model, plan, sharders, CPU)
     told = {line.name: line.optimizer for line in recd_plugins.describe_tables(dmp).lines}
-    assert told == {
-        "t_f0": "exact_row_wise_adagrad, lr 0.1",
-        "t_f1": "exact_sgd, lr 0.1",
-        "t_f2": "exact_sgd, lr 0.1",
-    }
+    sgd = dict.fromkeys(("t_f1", "t_f2"), "exact_sgd, lr 0.1")
+    assert told == {"t_f0": "exact_row_wise_adagrad, lr 0.1", **sgd}
     assert given == {"lr": 0.1}
 
 

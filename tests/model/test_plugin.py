@@ -77,21 +77,12 @@ MODEL = "model: {use: test.tower, options: {dim: 8}}"
     ("written", "message"),
     [
         ("{use: test.towr}", "registry.yaml:17 model.use: no model plugin is named 'test.towr"),
-        (
-            "{use: test.tower, options: {dm: 8}}",
-            "unknown option of 'test.tower'. Did you mean 'dim'?",
-        ),
+        ("{use: test.tower, options: {dm: 8}}", "unknown option of 'test.tower'. Did you mean"),
         ("{use: test.tower, options: {dim: 6}}", "registry.yaml:17 model.options.dim: "),
-        (
-            "{use: test.tower, embedding_dim: 4}",
-            "model.embedding_dim: unknown key. Use one of these: 'use",
-        ),
+        ("{use: test.tower, embedding_dim: 4}", "model.embedding_dim: unknown key. Use one of"),
         ("{options: {dim: 8}}", "model.use: this required key is missing"),
         ("{architecture: tower}", "model.architecture: input should be 'dlrm' or 'dcn'"),
-        (
-            "{use: recd.ikjt}",
-            "recd.ikjt' is a converter plugin. Move this entry to the section converter:",
-        ),
+        ("{use: recd.ikjt}", "recd.ikjt' is a converter plugin. Move this entry to the section"),
     ],
 )
 def test_a_wrong_section_is_refused(folder: Path, written: str, message: str) -> None:
@@ -168,10 +159,7 @@ def test_a_run_that_goes_on_has_what_each_rank_had_of_its_own(folder: Path, tmp_
     "change",
     [
         ("model:", "cache: [{use: scars.cache, tables: ['*item_0'], options: {rows: 10}}]\nmodel:"),
-        (
-            "{use: torchrec.row_wise, tables: [ids_of_seq_0_0]}",
-            "{use: flexshard.two_tier, tables: [ids_of_seq_0_0]}",
-        ),
+        ("torchrec.row_wise", "flexshard.two_tier"),
     ],
     ids=["caches", "tiers"],
 )
@@ -234,9 +222,8 @@ def test_a_plan_counts_it(folder: Path) -> None:
 
 
 def test_a_profile_is_of_its_tables(folder: Path) -> None:
-    figures = folder / "profile.json"
-    output = ("--output", folder / "profile.parquet", "--json", figures)
-    recd("profile", "registry", write(folder), *output)
+    output, figures = folder / "profile.parquet", folder / "profile.json"
+    recd("profile", "registry", write(folder), "--output", output, "--json", figures)
     assert "ids_of_item_0" in figures.read_text()
 
 

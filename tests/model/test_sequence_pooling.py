@@ -49,10 +49,7 @@ def pool(module: nn.Module) -> Tensor:
 @pytest.mark.parametrize(
     ("result", "found"),
     [
-        (
-            torch.ones(4, 8),
-            "[4, 8]). Return one vector per row, [num_rows, embedding_dim] = [2, 8]",
-        ),
+        (torch.ones(4, 8), "[4, 8]). Return one vector per row, [num_rows, embedding_dim] ="),
         (torch.ones(8), "[8]). Return"),
         ((torch.ones(2, 8), None), "returned tuple. Return"),
     ],

@@ -23,9 +23,7 @@ class Tower(Model):
     class Options(PluginOptions):
         dim: int = Field(default=4, gt=0, multiple_of=4, description="Scalars in an embedding.")
         rows: int = Field(default=100, gt=0, description="Rows of a table.")
-        noise: bool = Field(
-            default=False, description="Draw, and keep a mean that ranks differ in."
-        )
+        noise: bool = Field(default=False, description="Draw, and keep means that ranks differ in.")
         fault: str = Field(default="", description="What is wrong with it.")
 
     options: Options
@@ -41,12 +39,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
     import torch
     from torch import nn
     from torch.nn import functional as F
-    from torchrec import (
-        EmbeddingBagCollection,
-        EmbeddingBagConfig,
-        EmbeddingCollection,
-        EmbeddingConfig,
-    )
+    from torchrec import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
     from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -57,13 +51,9 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
     class TowerModule(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            sizes: Any = {"embedding_dim": dim, "num_embeddings": options.rows}
             tables = [
-                EmbeddingBagConfig(
-                    name=f"ids_of_{name}",
-                    embedding_dim=dim,
-                    num_embeddings=options.rows,
-                    feature_names=[name],
-                )
+                EmbeddingBagConfig(name=f"ids_of_{name}", feature_names=[name], **sizes)
                 for name in features.pooled
             ]
             together = fault == "mixes_copies"
@@ -76,13 +66,11 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
                     PositionWeightedModuleCollection(dict.fromkeys(features.pooled, 10_000)),
                 )
             self.replicated_bags = EmbeddingBagCollection(tables=copies) if copies else None
+            table_of = {"one_name": features.pooled[0]}.get
             self.sequences = EmbeddingCollection(
                 tables=[
                     EmbeddingConfig(
-                        name=f"ids_of_{features.pooled[0] if fault == 'one_name' else name}",
-                        embedding_dim=dim,
-                        num_embeddings=options.rows,
-                        feature_names=[name],
+                        name=f"ids_of_{table_of(fault, name)}", feature_names=[name], **sizes
                     )
                     for name in features.sequence
                 ]

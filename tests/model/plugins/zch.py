@@ -28,13 +28,9 @@ class Zch(Model):
 
         names = features.pooled
         of_tables = [names] if self.options.one_table else [[name] for name in names]
+        sizes: Any = {"embedding_dim": 4, "num_embeddings": 64}
         configs = [
-            EmbeddingBagConfig(
-                name=f"t_{of_table[0]}",
-                feature_names=[*of_table],
-                embedding_dim=4,
-                num_embeddings=64,
-            )
+            EmbeddingBagConfig(name=f"t_{of_table[0]}", feature_names=[*of_table], **sizes)
             for of_table in of_tables
         ]
         maps: Any = {
