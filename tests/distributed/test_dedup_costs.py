@@ -116,10 +116,8 @@ def run(part: str, place: str, even: bool) -> tuple[list[Cost], list[Cost]]:
 
 
 def ratio(plain: list[Cost], deduplicated: list[Cost], *payloads: str) -> float:
-    before, after = (
-        sum(cost.sent[payload] for cost in ranks for payload in payloads)
-        for ranks in (plain, deduplicated)
-    )
+    sides = (plain, deduplicated)
+    before, after = (sum(c.sent[each] for c in side for each in payloads) for side in sides)
     return before / after
 
 

@@ -73,11 +73,10 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
     stock = EmbeddingBagCollectionSharder(dict(trainer.fused_params), codecs)
     # A rule that must not be theirs.
     ready = prepared(registry(optimizer="sgd", wire=trainer.wire), model_of(trainer))
-    said = {"fused_params": trainer.fused_params, "qcomm_codecs_registry": codecs}
-    if trainer.wire != "fp32":
-        ours: Any = build_sharders(ready)
-    else:
-        ours = build_sharders(ready, [stock]) if trainer.in_base else build_sharders(ready, **said)
+    said: Any = {"fused_params": trainer.fused_params, "qcomm_codecs_registry": codecs}
+    if trainer.in_base or trainer.wire != "fp32":
+        said = {"base": [stock] if trainer.in_base else []}
+    ours: Any = build_sharders(ready, **said)
     planner = ready.planner(
         world_size=world_size,
         profile=profile(),
@@ -137,11 +136,9 @@ def tables_that_learn(rank: int, world_size: int, in_base: bool, even: bool) -> 
     codecs: Any = {each.name: get_qcomm_codecs(config) for each in CommOp}
     model = model_of(Trainer())
     ready, base = prepared(registry(), model), EmbeddingBagCollectionSharder(dict(ADAGRAD), codecs)
-    ours: Any = (
-        build_sharders(ready, [base])
-        if in_base
-        else build_sharders(ready, fused_params=ADAGRAD, qcomm_codecs_registry=codecs)
-    )
+    ours: Any = build_sharders(ready, fused_params=ADAGRAD, qcomm_codecs_registry=codecs)
+    if in_base:
+        ours = build_sharders(ready, [base])
     on_rank_0 = {f"t_{name}": table_wise(rank=0, compute_kernel="fused") for name in FEATURES}
     dmp = shard(model, ours, on_rank_0 | {"t_f0": row_wise(compute_kernel="fused")})
     before = local_weights(dmp)
@@ -225,9 +222,8 @@ def lines(rank: int, world_size: int) -> tuple[list[TableLine], str]:
     )
     apply_optimizer_in_backward(RowWiseAdagrad, model["sequences"].parameters(), {"lr": 0.5})
     ready = prepared(registry(optimizer="sgd"), model)
-    report = describe_tables(
-        shard(model, build_sharders(ready, fused_params={"learning_rate": 0.25}), KINDS)
-    )
+    sharders = build_sharders(ready, fused_params={"learning_rate": 0.25})
+    report = describe_tables(shard(model, sharders, KINDS))
     return list(report.lines), str(report)
 
 

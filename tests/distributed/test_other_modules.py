@@ -97,11 +97,9 @@ def sharded_inside(rank: int, world_size: int) -> tuple[int, str]:
     other = [torch.empty_like(rows) for _ in range(world_size)]
     dist.all_gather(other, rows)
     differ = int((other[0] != other[1]).any(dim=1).sum())
-    try:
+    with pytest.raises(ExactnessError) as caught:
         build_train_pipeline(dmp, torch.optim.SGD(model["top"].parameters()), DEVICE)
-    except ExactnessError as error:
-        return differ, str(error)
-    return differ, ""
+    return differ, str(caught.value)
 
 
 def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:
@@ -111,14 +109,10 @@ def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:
 
 
 def test_sharders_of_a_trainer_go_before_torchrecs() -> None:
-    mine = FeatureProcessedEmbeddingBagCollectionSharder(
-        EmbeddingBagCollectionSharder({"learning_rate": 0.5})
-    )
-    found: Any = next(
-        sharder
-        for sharder in build_sharders(prepared(registry()), [mine])
-        if isinstance(sharder, FeatureProcessedEmbeddingBagCollectionSharder)
-    )
+    kind = FeatureProcessedEmbeddingBagCollectionSharder
+    mine = kind(EmbeddingBagCollectionSharder({"learning_rate": 0.5}))
+    sharders: list[Any] = build_sharders(prepared(registry()), [mine])
+    (found,) = (sharder for sharder in sharders if isinstance(sharder, kind))
     assert found.fused_params == {"learning_rate": 0.5}
     # Inside it is exact, as deduplicated batches need.
     assert type(found._ebc_sharder) is ExactEmbeddingBagCollectionSharder
@@ -199,11 +193,8 @@ def test_processors_leave_a_batch_without_weights_to_the_modules_after_them() ->
 
 
 def fused(means: str = "", **arguments: Any) -> Any:
-    return FusedEmbeddingBagCollection(
-        bags(*FEATURES, means=means).embedding_bag_configs(),
-        torch.optim.SGD,
-        {"lr": 0.02, **arguments},
-    )
+    tables = bags(*FEATURES, means=means).embedding_bag_configs()
+    return FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.02, **arguments})
 
 
 def sharder_of(module: nn.Module) -> Any:
@@ -211,16 +202,15 @@ def sharder_of(module: nn.Module) -> Any:
     return of_type[type(module)]
 
 
-def placed(*kinds: str) -> Any:
-    tables = zip(("t_a", "t_b"), kinds, strict=True)
-    return EmbeddingModuleShardingPlan(
-        {name: ParameterSharding(kind, "fused", ranks=[0]) for name, kind in tables}
-    )
+def placed(kind_of_a: str = "table_wise") -> Any:
+    kinds = {"t_a": kind_of_a, "t_b": "table_wise"}
+    places = {name: ParameterSharding(kind, "fused", [0]) for name, kind in kinds.items()}
+    return EmbeddingModuleShardingPlan(places)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_means_of_fused_bags_by_rows_are_refused(device: str) -> None:
-    module, places = fused(means="a"), placed("row_wise", "table_wise")
+    module, places = fused(means="a"), placed("row_wise")
     with pytest.raises(SetupError, match=r"tables 't_a' .* divides wrongly"):
         sharder_of(module).shard(module, places, ShardingEnv(1, 0), torch.device(device))
 
@@ -235,7 +225,7 @@ def test_means_of_fused_bags_by_rows_are_refused(device: str) -> None:
     ],
 )
 def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
-    module, places = MADE[kind].build(), placed("table_wise", "table_wise")
+    module, places = MADE[kind].build(), placed()
     env = object.__new__(ShardingEnv2D)
     env.world_size = 2
     with pytest.raises(SetupError, match=r"^module 'sparse' is sharded by DMPCollection"):
@@ -243,6 +233,6 @@ def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
 
 
 def test_arguments_of_fused_bags_that_do_nothing_are_refused() -> None:
-    module, places = fused(momentum=0.9), placed("table_wise", "table_wise")
+    module, places = fused(momentum=0.9), placed()
     with pytest.raises(SetupError, match=r"^table 't_a': FBGEMM's exact_sgd kernels ignore"):
         sharder_of(module).shard(module, places, ShardingEnv(1, 0), torch.device("cpu"), "sparse")

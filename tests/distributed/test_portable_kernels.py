@@ -222,9 +222,8 @@ def test_an_id_out_of_its_table_is_not_one_of_the_table_beside_it(
             continue
         with pytest.raises(RuntimeError, match=f"out of bounds: {wrong}"):
             stock(features)
-        with pytest.raises(
-            DataError, match=rf"table 't1': feature 'f1' has the id {wrong}, .* rows 0 to 6"
-        ):
+        told = f"table 't1': feature 'f1' has the id {wrong}, .* rows 0 to 6"
+        with pytest.raises(DataError, match=told):
             mine(features)
 
 
@@ -233,12 +232,9 @@ def test_variable_batches_of_replicated_tables(pooling: PoolingType) -> None:
     module = kernel([4, 12], pooling, shared=True, dense=True)
     module.__class__ = PortableDenseEmbeddingBag
     first, second = module.split_embedding_weights()
-    features = KeyedJaggedTensor(
-        keys=["f0", "g", "f1"],
-        values=torch.tensor([6, 0, 3, 1, 5]),
-        lengths=torch.tensor([2, 0, 1, 2]),
-        stride_per_key_per_rank=[[1], [2], [1]],
-    )
+    ids, lengths = torch.tensor([6, 0, 3, 1, 5]), torch.tensor([2, 0, 1, 2])
+    strides: Any = {"stride_per_key_per_rank": [[1], [2], [1]]}
+    features = KeyedJaggedTensor(["f0", "g", "f1"], ids, lengths=lengths, **strides)
     # Rows of feature f0, then those of g, which has one without ids, then that of f1.
     bags = [first[[6, 0]], torch.zeros(1, 4), first[[3]], second[[1, 5]]]
     pooled = [bag.sum(0) if pooling == PoolingType.SUM else bag.mean(0) for bag in bags]
@@ -269,8 +265,7 @@ def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
 def test_a_table_without_rows_here_refuses_ids_and_sends_the_type_that_others_send(
     pooling: PoolingType, dtype: SparseType
 ) -> None:
-    options: Any = {"output_dtype": dtype}
-    here, there = (kernel([4], pooling, **options) for _ in range(2))
+    here, there = (kernel([4], pooling, output_dtype=dtype) for _ in range(2))
     here._local_rows = [0]
     use_portable_lookups([here, there])
     no_ids = KeyedJaggedTensor(["f0"], torch.tensor([]).long(), lengths=torch.tensor([0]))
@@ -314,9 +309,8 @@ def test_a_table_without_rows_here_is_no_part_of_the_next(
     """FBGEMM takes the width of the one for the other, and writes what is not theirs."""
     torch.manual_seed(0)
     there = [at for at, num_rows in enumerate(rows) if num_rows]
-    options: Any = {"optimizer": optimizer}
-    mine = kernel(widths, PoolingType.SUM, rows=rows, **options)
-    alone = kernel([widths[at] for at in there], PoolingType.SUM, **options)
+    mine = kernel(widths, PoolingType.SUM, rows=rows, optimizer=optimizer)
+    alone = kernel([widths[at] for at in there], PoolingType.SUM, optimizer=optimizer)
     use_portable_lookups([mine])
     for at, weight in zip(there, alone.split_embedding_weights(), strict=True):
         mine.split_embedding_weights()[at].copy_(weight)
@@ -324,9 +318,7 @@ def test_a_table_without_rows_here_is_no_part_of_the_next(
     ids = torch.randint(0, ROWS, (int(lengths.sum()),))
     names = mine.config.feature_names()
     features = KeyedJaggedTensor(names, ids, lengths=lengths.flatten())
-    only = KeyedJaggedTensor(
-        [f"f{at}" for at in range(len(there))], ids, lengths=lengths[there].flatten()
-    )
+    only = KeyedJaggedTensor(names[: len(there)], ids, lengths=lengths[there].flatten())
     for _ in range(2):
         outputs = mine(features).split(widths, 1)
         expected = alone(only)

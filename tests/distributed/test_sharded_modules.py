@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -40,6 +41,10 @@ def test_they_are_left_out_of_what_is_compiled() -> None:
     torch.compiler.reset()
 
 
+def row_wise(module: nn.Module, sharder: Any) -> Any:
+    return sharder.shard(module, plan_of(module, "row_wise", sharder, 1, 1), everyone(), CPU)
+
+
 class SeenBags(EmbeddingBagCollection):
     pass
 
@@ -67,8 +72,7 @@ class SeenSharder(ExactEmbeddingBagCollectionSharder):
 def test_bags_of_ones_own_see_what_is_sent_and_looked_up() -> None:
     module, sharder = SeenBags(bags("clicks").embedding_bag_configs()), SeenSharder({})
     with one_rank():
-        plan = plan_of(module, "row_wise", sharder, 1, 1)
-        sharded = sharder.shard(module, plan, everyone(), CPU)
+        sharded = row_wise(module, sharder)
         ids, lengths = torch.tensor([1, 5, 2]), torch.tensor([2, 1])
         rows = sharded(KeyedJaggedTensor(["clicks"], ids, lengths=lengths))
         assert rows.values().shape == (2, 4)
@@ -80,12 +84,8 @@ IDS = {"a": [[1, 2], [3]], "b": [[4], [5, 6]]}
 
 def batch(names: str) -> TensorDict:
     lists = {name: [torch.tensor(row) for row in IDS[name]] for name in names}
-    return TensorDict(
-        {
-            name: torch.nested.nested_tensor(rows, layout=torch.jagged)
-            for name, rows in lists.items()
-        }
-    )
+    nested = partial(torch.nested.nested_tensor, layout=torch.jagged)
+    return TensorDict({name: nested(rows) for name, rows in lists.items()})
 
 
 @pytest.mark.parametrize("kind", [bags, sequences])
@@ -94,8 +94,7 @@ def test_their_order_may_change(kind: Any) -> None:
     with one_rank():
         module = kind(*IDS)
         (sharder,) = (s for s in exact_sharders(SGD) if s.module_type is type(module))
-        plan = plan_of(module, "row_wise", sharder, 1, 1)
-        sharded = sharder.shard(module, plan, everyone(), CPU)
+        sharded = row_wise(module, sharder)
 
         def vectors(names: str) -> list[Tensor]:
             found = sharded(batch(names)).wait()
@@ -109,11 +108,8 @@ def test_their_order_may_change(kind: Any) -> None:
 def copies_ids(rank: int, world_size: int, sharding: str, kind: str) -> bool:
     module: Any = {"bags": bags, "sequences": sequences}[kind]("a", "b")
     dmp: Any = shard(module, exact_sharders(SGD), sharding)
-    features = KeyedJaggedTensor(
-        keys=["a", "b"],
-        values=torch.tensor([1, 2, 11, 0, 1]).to(DEVICE),
-        lengths=torch.tensor([1, 2, 0, 2]).to(DEVICE),
-    )
+    ids, lengths = torch.tensor([1, 2, 11, 0, 1]), torch.tensor([1, 2, 0, 2])
+    features = KeyedJaggedTensor(["a", "b"], ids, lengths=lengths).to(DEVICE)
     sharded = dmp.module
     (received,) = sharded.input_dist(sharded.create_context(), features).wait().wait()
     assert received.keys() == ["a", "b"]

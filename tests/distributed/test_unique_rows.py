@@ -21,18 +21,16 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 FEATURES = ("a", "b")
+IDS, LENGTHS = torch.tensor([1, 2, 3, 1, 2, 0, 1, 2]), torch.tensor([2, 1, 2, 1, 1, 1])
+PLAIN = KeyedJaggedTensor([*FEATURES], IDS, lengths=LENGTHS)
 
 
 def batch(partial: bool) -> ModelInput:
     """Three rows; those of a are [1, 2], [3], [1, 2], those of b all unique."""
-    row = KeyedJaggedTensor(
-        keys=["a"], values=torch.tensor([1, 2, 3, 1, 2]), lengths=torch.tensor([2, 1, 2])
-    )
-    b = KeyedJaggedTensor(keys=["b"], values=torch.arange(3), lengths=torch.ones(3).int())
+    a, b = PLAIN.split([1, 1])
+    parts: Any = {"ikjts": InverseKeyedJaggedTensor.from_kjt(a, [["a"]])}
     if partial:
-        parts: Any = {"partials": (PartialInverseKeyedJaggedTensor.from_kjt(row),)}
-    else:
-        parts = {"ikjts": InverseKeyedJaggedTensor.from_kjt(row, [["a"]])}
+        parts = {"partials": (PartialInverseKeyedJaggedTensor.from_kjt(a),)}
     made = Batch(dense_features=torch.zeros(3, 1), kjt=b, labels=torch.zeros(3), **parts)
     return lower(made, Placement(sequence=FEATURES))
 
@@ -79,12 +77,8 @@ def test_a_model_that_takes_no_notice_is_refused(partial: bool, moved: bool) -> 
 @pytest.mark.parametrize("partial", [False, True], ids=["unique", "partial"])
 def test_tables_that_clip_gradients_are_refused(partial: bool) -> None:
     model = Model("rows inverse")
-    params = {
-        config.name: ParameterSharding("table_wise", kernel, [0])
-        for config, kernel in zip(
-            model.sequences.embedding_configs(), ("fused", "dense"), strict=True
-        )
-    }
+    kernels = {"t_a": "fused", "t_b": "dense"}
+    params = {name: ParameterSharding("table_wise", each, [0]) for name, each in kernels.items()}
     clipped = clipped_tables(model.sequences, params, {"gradient_clipping": True})
     model.sequences.clipped = clipped  # type: ignore[assignment]
     guard(model)
@@ -100,11 +94,5 @@ def test_a_model_that_repeats_its_results_is_not(how: str, partial: bool) -> Non
     model = Model(how)
     guard(model)
     rows = model(batch(partial))
-    plain = model.sequences(
-        KeyedJaggedTensor(
-            keys=list(FEATURES),
-            values=torch.tensor([1, 2, 3, 1, 2, 0, 1, 2]),
-            lengths=torch.tensor([2, 1, 2, 1, 1, 1]),
-        )
-    )
+    plain = model.sequences(PLAIN)
     torch.testing.assert_close(rows, pooled(plain["a"]) + pooled(plain["b"]))

@@ -7,12 +7,7 @@ import torch
 from tests.planning.test_planner import Model, make, prepared, profile, registry
 from tests.sharded import plan_of
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
-from torchrec.distributed.sharding_plan import (
-    ParameterShardingGenerator,
-    column_wise,
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import column_wise, row_wise, table_wise
 
 from recd_plugin_torchrec.shardings import RowWise
 from recd_plugins.config.schema import TrainingSpec
@@ -63,12 +58,9 @@ def test_a_trainers_own_bf16_has_a_gradient_and_its_loss_scale() -> None:
     found = wire_codecs(TrainingSpec(), given, ())
     assert found is not None
     assert found["b"].forward is given["b"].forward
-    for mended, own in (
-        (found["a"].forward, given["a"].forward),
-        (found["a"].backward, given["a"].backward),
-    ):
-        numbers = torch.tensor([1.0, 0.3])
-        decoded = decoded_with_gradient(mended, numbers)
+    for way in ("forward", "backward"):
+        numbers, own = torch.tensor([1.0, 0.3]), getattr(given["a"], way)
+        decoded = decoded_with_gradient(getattr(found["a"], way), numbers)
         assert torch.equal(decoded, own.decode(own.encode(numbers)))
 
 
@@ -130,9 +122,7 @@ def test_sums_on_their_way_and_lost_gradients_are_refused() -> None:
         (table_wise(rank=1), True, None),
     ],
 )
-def test_plans_that_cannot_be_sent(
-    kind: ParameterShardingGenerator, pooled: bool, message: str | None
-) -> None:
+def test_plans_that_cannot_be_sent(kind: Any, pooled: bool, message: str | None) -> None:
     model = Model()
     bags, sequences, *_ = build_sharders(prepared(registry(wire="int8")))
     sharder: Any = bags if pooled else sequences

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,11 +76,9 @@ def trained(dmp: Any, batches: Iterable[Sample]) -> list[float]:
 def both_sides(
     rank: int, world_size: int, sessions: bool, sequence: bool, unsharded: bool
 ) -> tuple[list[float], list[float], str]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("recd_plugins.drop_in").addHandler(handler)
-    logging.getLogger("recd_plugins.drop_in").setLevel(logging.INFO)
+    said, logger = io.StringIO(), logging.getLogger("recd_plugins.drop_in")
+    logger.addHandler(handler := logging.StreamHandler(said))
+    logger.setLevel(logging.INFO)
     base = [EmbeddingBagCollectionSharder(PARAMS)] if unsharded else []
     # A batch without rows is none for TorchRec's unsharded modules.
     count = NUM_STEPS - 1 if unsharded else NUM_STEPS
@@ -89,8 +89,8 @@ def both_sides(
         losses = trained(dmp, batches if stock else dedup(batches))
         with torch.no_grad():  # an evaluation of plain batches
             found.append(losses + [dmp(batch).item() for batch in loader(rank, sessions, 1)])
-    logging.getLogger("recd_plugins.drop_in").removeHandler(handler)
-    return found[0], found[1], "\n".join(said)
+    logger.removeHandler(handler)
+    return found[0], found[1], said.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,9 @@ def test_losses_are_those_of_stock_with_plain_batches(
         assert ours == pytest.approx(stock, abs=1e-5, nan_ok=True)
     said = ranks[0][2]
     assert ranks[1][2] == "", "one rank says it"
-    if sessions:
-        assert "batch.sparse: dedupe factor 4.0 for the features f0, f1, f2" in said
-    else:
-        assert "batch.sparse: not deduplicated, since its dedupe factor is only 1.0" in said
+    alone = "not deduplicated, since its dedupe factor is only 1.0"
+    told = "dedupe factor 4.0 for the features f0, f1, f2" if sessions else alone
+    assert f"batch.sparse: {told}" in said
     assert "batch.more['x']: not deduplicated, since none of its features is pooled by" in said
 
 
@@ -173,9 +172,7 @@ def empty_first(rank: int, world_size: int, features: list[str] | None) -> list[
 
 
 @pytest.mark.parametrize("features", [None, ["f0", "f2"]])
-def test_named_features_are_deduplicated_whatever_the_first_batch(
-    features: list[str] | None,
-) -> None:
+def test_named_features_are_deduplicated_whatever_the_first_batch(features: Any) -> None:
     for ours, stock, deduplicated in run_on_ranks(empty_first, 2, features):
         assert ours == pytest.approx(stock, abs=1e-5, nan_ok=True)
         assert deduplicated == [features is not None] * NUM_STEPS
@@ -257,11 +254,9 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 def different_makes(rank: int, world_size: int) -> str:
     batch = next(loader(rank, sessions=True))
-    try:
+    with pytest.raises(SetupError) as caught:
         Dedup(Model()).batch(batch if rank else {"clicks": batch.sparse})
-    except SetupError as error:
-        return str(error)
-    return ""
+    return str(caught.value)
 
 
 def test_ranks_with_batches_of_different_make_are_named() -> None:
@@ -445,20 +440,14 @@ def test_other_values_than_lengths_say_are_refused(values: int) -> None:
         Stored({"batch": ["f0"]})("batch", kjt)
 
 
-def _batch(_: Any = None) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f0"], torch.zeros(8).long(), lengths=torch.full((4,), 2))
-
-
 def test_ranks_cannot_decide_in_workers() -> None:
     """They find one another there in no process group: without this they wait for ever."""
     dedup = Dedup(Model())
-    two: Any = range(2)
-    in_process: Any = DataLoader(two, batch_size=1, collate_fn=lambda _: dedup.batch(_batch()))
+    kjt = KeyedJaggedTensor(["f0"], torch.zeros(8).long(), lengths=torch.full((4,), 2))
+    rows: Any = range(2)
+    loads = partial(DataLoader, rows, collate_fn=lambda _: dedup.batch(kjt))
     with forced_dedup():
-        assert unique_rows(next(iter(in_process))).stride_per_key() == [1]
+        assert unique_rows(next(iter(loads()))).stride_per_key() == [1]
     dedup.decision = None
-    worker: Any = DataLoader(
-        two, batch_size=1, num_workers=1, collate_fn=lambda _: dedup.batch(_batch())
-    )
     with pytest.raises(SetupError, match="dedup runs in a DataLoader worker"):
-        next(iter(worker))
+        next(iter(loads(num_workers=1)))

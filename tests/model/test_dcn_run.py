@@ -46,10 +46,8 @@ training: {{batch_size: 32, ranks: 2, steps: 5, evaluate: false, checkpoint: {ch
 def registry(
     folder: Path, architecture: str = "dcn", options: str = "", checkpoint: str = "{}"
 ) -> Path:
-    path = folder / f"{architecture}.yaml"
-    text = REGISTRY.format(
-        folder=folder, architecture=architecture, options=options, checkpoint=checkpoint
-    )
+    path, given = folder / f"{architecture}.yaml", {"options": options, "checkpoint": checkpoint}
+    text = REGISTRY.format(folder=folder, architecture=architecture, **given)
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -66,23 +64,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_with_plugins_and_resumed_it_is_the_plain_run(folder: Path) -> None:
     plain = train(registry(folder), "baseline", {})
-    path = registry(folder, checkpoint=f"{{path: {folder}/checkpoints, every: 2}}")
+    checkpoint = f"{{path: {folder}/checkpoints, every: 2}}"
+    path = registry(folder, checkpoint=checkpoint)
     train(path, "plugins", {"steps": 3})
     resumed = train(path, "plugins", {}, resume=True)
     assert resumed.losses == pytest.approx(plain.losses, abs=1e-6)
     assert len(set(plain.losses)) == 5
 
-    path = registry(folder, "dlrm", checkpoint=f"{{path: {folder}/checkpoints, every: 2}}")
+    path = registry(folder, "dlrm", checkpoint=checkpoint)
     with pytest.raises(RecdError, match=r"model.architecture was \"dcn\" and is"):
         train(path, "plugins", {}, resume=True)
 
 
 @pytest.mark.parametrize(
     ("options", "flops"),
-    [
-        (", cross_net: full", lambda width: width * width),
-        (", low_rank_dim: 4", lambda width: 2 * 4 * width),
-    ],
+    [(", cross_net: full", lambda width: width**2), (", low_rank_dim: 4", lambda width: 8 * width)],
 )
 def test_its_cross_layers_are_counted_as_products(folder: Path, options: str, flops: Any) -> None:
     """Two operations a factor pair, forward and, of input and weights, backward."""
@@ -91,9 +87,7 @@ def test_its_cross_layers_are_counted_as_products(folder: Path, options: str, fl
         path = registry(folder, options=f"{options}, cross_layers: {layers}")
         load_registry(path).dataset.prepare()
         found.append(measure_compute(load_registry(path)))
-    loaded = load_registry(path)
-    vectors = len(loaded.dataset.schema().sparse) + 1
-    width = 8 * vectors
+    width = 8 * (len(load_registry(path).dataset.schema().sparse) + 1)
     added = (found[1].rest.matmul_flops - found[0].rest.matmul_flops) / 2
     assert added == pytest.approx(3 * 2 * flops(width))
     of_layer = 4 * (flops(width) + width)

@@ -31,11 +31,8 @@ def test_missing_labels_have_no_loss_and_no_gradient() -> None:
     logits = torch.randn(5, 4, requires_grad=True)
     loss = total_loss(TASKS, logits, LABELS)
     loss.backward()
-    columns = [
-        (x[~y.isnan()], y[~y.isnan()])
-        for x, y in zip(logits.detach().unbind(1), LABELS.unbind(1), strict=True)
-    ]
-    (click, stars, minutes, (x, y)) = columns
+    columns = zip(logits.detach().unbind(1), LABELS.unbind(1), strict=True)
+    click, stars, minutes, (x, y) = ((x[~y.isnan()], y[~y.isnan()]) for x, y in columns)
     weights = torch.where(y > 0, y, 1.0)
     expected = [
         2 * F.binary_cross_entropy_with_logits(*click),
@@ -64,9 +61,8 @@ def test_quality_of_each_task() -> None:
     assert figures["click.log_loss"] == alone.log_loss
     assert figures["loss"] == pytest.approx(float(total_loss(TASKS, logits, LABELS.double())))
     errors = logits[:, 1] - LABELS[:, 1]
-    assert figures["stars.rmse"] == pytest.approx(
-        float(errors[~errors.isnan()].square().mean()) ** 0.5
-    )
+    rmse = float(errors[~errors.isnan()].square().mean()) ** 0.5
+    assert figures["stars.rmse"] == pytest.approx(rmse)
     values = logits[:, 2].expm1() - LABELS[:, 2]
     assert figures["minutes.mae"] == pytest.approx(float(values[~values.isnan()].abs().mean()))
     assert "stars.auc" not in figures

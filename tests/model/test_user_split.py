@@ -58,12 +58,7 @@ def batch(placement: Placement, dense: tuple[int, int], user: tuple[str, ...]) -
     lengths = torch.tensor([len(ids) for of_feature in rows for ids in of_feature])
     kjt = KeyedJaggedTensor(list(NAMES), torch.cat([*map(torch.cat, rows)]), lengths=lengths)
     groups = [("user", "seen"), ("country", "region", "liked")]
-    parts = {name: kjt[name] for name in CANDIDATE}
-    plain = KeyedJaggedTensor(
-        list(parts),
-        torch.cat([each.values() for each in parts.values()]),
-        lengths=torch.cat([each.lengths() for each in parts.values()]),
-    )
+    plain = kjt.split([len(USER), len(CANDIDATE)])[1]
     columns = request_rows(
         torch.randn(num_requests, dense[0]).double(), torch.randn(num_rows, dense[1]).double()
     )
@@ -77,20 +72,17 @@ def in_float64(model: DLRM) -> None:
     model.top.double()
     if model.sequence_pooling is not None:
         model.sequence_pooling.double()
-    for module in (model.bags, model.replicated_bags):
+
+    def pooled(_: Any, __: Any, out: KeyedTensor) -> KeyedTensor:
+        return KeyedTensor(out.keys(), out.length_per_key(), out.values().double())
+
+    def unpooled(_: Any, __: Any, out: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        return {n: JaggedTensor(j.values().double(), lengths=j.lengths()) for n, j in out.items()}
+
+    modules = ((model.bags, pooled), (model.replicated_bags, pooled), (model.sequences, unpooled))
+    for module, hook in modules:
         if module is not None:
-            module.register_forward_hook(
-                lambda _, __, out: KeyedTensor(
-                    out.keys(), out.length_per_key(), out.values().double()
-                )
-            )
-    if model.sequences is not None:
-        model.sequences.register_forward_hook(
-            lambda _, __, out: {
-                name: JaggedTensor(each.values().double(), lengths=each.lengths())
-                for name, each in out.items()
-            }
-        )
+            module.register_forward_hook(hook)
 
 
 ARCHITECTURES: list[dict[str, Any]] = [
@@ -122,14 +114,8 @@ def test_loss_and_gradients_are_those_of_layers_per_row(
     user: tuple[str, ...],
     padding: bool,
 ) -> None:
-    used: list[bool] = []
-    logits = user_split.UserSplit.logits
-
-    def counted(*arguments: Any) -> Tensor:
-        used.append(True)
-        return logits(*arguments)
-
-    monkeypatch.setattr(user_split.UserSplit, "logits", counted)
+    used = Mock(wraps=user_split.UserSplit.logits)
+    monkeypatch.setattr(user_split.UserSplit, "logits", lambda *arguments: used(*arguments))
     monkeypatch.setitem(user_split._MIN_SAVED, "cpu", 1)
     if padding:
         monkeypatch.setattr(user_split, "_NUM_BUCKETS", 2)
@@ -160,7 +146,7 @@ def test_loss_and_gradients_are_those_of_layers_per_row(
             losses += [loss.detach(), predicted]
         gradients = {name: each.grad for name, each in model.named_parameters()}
         found.append((losses, gradients))
-    assert len(used) == 2
+    assert used.call_count == 2
     of_tables = [{name: each[1].pop(name) for name in [*each[1]] if "t_" in name} for each in found]
     torch.testing.assert_close(*found, rtol=0, atol=1e-10)
     torch.testing.assert_close(*of_tables, rtol=0, atol=1e-6)

@@ -54,16 +54,11 @@ def test_collectives() -> None:
     assert launch(_summed, 2) == [[1.0, 2.0], [1.0, 2.0]]
 
 
-KJT = KeyedJaggedTensor(
-    ["a", "b"],
-    torch.tensor([1, 2, 1, 2, 3, 4, 4, 5, 6, 4]),
-    lengths=torch.tensor([2, 2, 1, 2, 2, 1]),
-)
-
-
 def _deduplicated_batches(rank: int, world_size: int) -> None:
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(KJT, [["a", "b"]])
-    partial = PartialInverseKeyedJaggedTensor.from_kjt(KJT)
+    ids, lengths = torch.tensor([1, 2, 1, 2, 3, 4, 4, 5, 6, 4]), torch.tensor([2, 2, 1, 2, 2, 1])
+    kjt = KeyedJaggedTensor(["a", "b"], ids, lengths=lengths)
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
     with fake_cuda() as device:
         for batch in (ikjt, partial):
             moved, back = batch.to(device), batch.to_kjt()

@@ -134,8 +134,8 @@ def _plain(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     return plain(found, weighted=weighted)
 
 
-def _int32(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
-    kjt = plain(found, weighted=weighted)
+def _int32(*given: Any) -> Any:
+    kjt = _plain(*given)
     return KeyedJaggedTensor(kjt.keys(), kjt.values().int(), kjt.weights_or_none(), kjt.lengths())
 
 
