@@ -31,10 +31,7 @@ RECD = str(Path(sys.executable).with_name("recd"))
 class Program:
     """Running program, similar to ``subprocess.Popen``; its process id is that of its session.
 
-    Args:
-        command: ``[RECD, ...]``, or Python with a script, ``-c CODE`` or ``-m MODULE``.
-        cwd: current folder, by default that of this process.
-        env: environment, by default that of this process.
+    ``command`` is ``[RECD, ...]``, or Python with a script, ``-c CODE`` or ``-m MODULE``.
     """
 
     def __init__(

@@ -41,9 +41,7 @@ def make_registry(table: Path, tmp_path: Path) -> MakeRegistry:
                 "options": {"path": str(table), "sparse": SPARSE},
             },
             "converter": {"use": "recd.ikjt"},
-            "preprocessing": [
-                {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": 1000}}
-            ],
+            "preprocessing": hashed(1000),
             "pooling": [{"use": "recd.attention", "features": ["seq_*"]}],
             "model": {"embedding_dim": 16, "num_embeddings": 1000},
             "training": {"batch_size": 256, "ranks": 2, "device": "cpu"},

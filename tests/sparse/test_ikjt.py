@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sparse.test_dedup import expected
 from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -34,18 +35,11 @@ def assert_same_kjt(left: KeyedJaggedTensor, right: KeyedJaggedTensor) -> None:
             assert torch.equal(a, b)
 
 
-def brute_force_unique(kjt: KeyedJaggedTensor, group: list[str]) -> list[int]:
-    jagged = [kjt[key] for key in group]
-    values = [j.to_dense() for j in jagged]
-    weights = [j.to_dense_weights() if j.weights_or_none() is not None else None for j in jagged]
-    seen: dict[tuple, int] = {}
-    inverse = []
-    for row in range(kjt.stride()):
-        content = tuple(tuple(v[row].tolist()) for v in values) + tuple(
-            tuple(w[row].tolist()) for w in weights if w is not None
-        )
-        inverse.append(seen.setdefault(content, len(seen)))
-    return inverse
+def contents(kjt: KeyedJaggedTensor, key: str) -> list[list[tuple]]:
+    parts = [kjt[key].to_dense()]
+    if kjt.weights_or_none() is not None:
+        parts.append(kjt[key].to_dense_weights())
+    return [[tuple(each.tolist()) for each in row] for row in zip(*parts, strict=True)]
 
 
 @st.composite
@@ -72,7 +66,7 @@ def kjts(draw):
 def test_round_trip_is_exact_and_merges_all_that_is_equal(kjt, groups):
     ikjts = InverseKeyedJaggedTensor.from_kjt(kjt, groups)
     for ikjt, group in zip(ikjts, groups, strict=True):
-        inverse = brute_force_unique(kjt, group)
+        _, inverse = expected([contents(kjt, key) for key in group])
         assert ikjt.inverse_lookup().tolist() == inverse
         assert ikjt.num_unique() == len(set(inverse))
         assert ikjt.stride() == kjt.stride()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor
@@ -30,6 +30,7 @@ def lengths_and_rows(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @given(lengths_and_rows())
+@settings(max_examples=40)
 def test_values_weights_and_their_gradients(
     device: str, shape: tuple[int, ...], case: tuple[list[int], list[int]]
 ) -> None:
