@@ -138,7 +138,6 @@ BY_NIGHT = (
 #: whole runs that are like one another. RECD_DAY=0, 1 and so on runs those of another day.
 IN_TURN = {
     "*::test_module_imports_without_torch": 6,
-    "benchmarks/test_benchmarks.py::test_it_measures": 3,
     "benchmarks/test_host.py": 4,
     "*::test_passes_over_batches_as_if_they_were_read": 4,
     "cli/test_fault.py": 3,

@@ -26,11 +26,11 @@ PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 SECTIONS = re.split(r"^## ", PAGE, flags=re.M)[1:]
 #: By day one part runs, which takes some 20 s of a processor, another one each day.
 PARTS = (
-    {"scars"},
+    {"scars", "dynamic"},
     {"ablation", "logs", "dlrm"},
     {"flexshard", "train", "convert"},
     {"storage", "reader", "requests", "host", "histories"},
-    {"serving"},
+    {"serving", "balance"},
 )
 
 

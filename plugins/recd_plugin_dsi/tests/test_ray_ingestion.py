@@ -36,7 +36,7 @@ def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
         for step, pair in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(pair):
                 seen[rank] += numbers([batch])
-            if step % 16 == 2 and (readers := readers_of_ray()):
+            if step % 24 == 2 and (readers := readers_of_ray()):
                 # Those that are still importing have begun no block.
                 with suppress(psutil.NoSuchProcess):
                     max(readers, key=lambda reader: reader.cpu_times().user).kill()
