@@ -18,7 +18,7 @@ _KEEP = 0 if binding.get_host_cpu_name().startswith("znver") else 3
 
 def _pointer_to(item: Any) -> Any:
     def pointer(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
-        signature = types.CPointer(item)(types.int64)  # type: ignore[no-untyped-call]
+        signature = types.CPointer(item)(types.int64)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -32,7 +32,7 @@ def _copy_bytes(typing_context: Any, target: Any, source: Any, size: Any) -> Any
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
         pointer = ir.IntType(8).as_pointer()
         write, read = (builder.inttoptr(address, pointer) for address in args[:2])
-        cgutils.raw_memcpy(builder, write, read, args[2], 1)  # type: ignore[no-untyped-call]
+        cgutils.raw_memcpy(builder, write, read, args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
@@ -42,7 +42,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
         flag = ir.IntType(32)
         pointer = ir.IntType(8).as_pointer()
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        function = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag]),
             "llvm.prefetch.p0",
