@@ -16,7 +16,6 @@ At the end pytest runs the files ``test_*.py``, with the folder ``plugins`` on t
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -100,7 +99,11 @@ def _run_console(text: str, folder: Path) -> None:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    done = forked.run(command, cwd=folder, env={**os.environ})
+    if command[1:3] == ["-m", "torch.distributed.run"]:
+        *_, ranks, script = command
+        done = forked.torchrun([sys.executable, script], ranks=int(ranks), cwd=folder)
+    else:
+        done = forked.run(command, cwd=folder)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
