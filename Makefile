@@ -13,8 +13,9 @@ TORCH_INDEX ?= $(shell timeout 8 $(PYTHON) -c '$(ASK)' 2>/dev/null \
   || echo "$(CPU_INDEX) cannot be reached: torch comes from pip's usual index" >&2)
 endif
 
-# One test worker per core, at most 4. Tests of a file share a worker.
-TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+# One test worker more than cores, as ranks and readers wait for each other; at most 4. Tests of a
+# file share a worker.
+TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
 # Keep bytecode, or each process compiles all modules again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
@@ -40,12 +41,17 @@ $(VENV)/.installed: $(addsuffix /pyproject.toml,$(PARTS)) $(wildcard packaging/*
 demo: setup
 	$(BIN)/recd run registry.yaml --compare
 
+# Compile all modules once, or each worker would.
+$(VENV)/.compiled: $(VENV)/.installed
+	@$(PYTEST) -n 0 --collect-only --quiet > /dev/null
+	@touch $@
+
 # The CI suite. Matrices run pairwise cells; some files take turns by day (docs/dev/testing.md).
-test: setup
+test: $(VENV)/.compiled
 	$(PYTEST)
 
 # Unit tests: everything but whole runs and matrices.
-test-fast: setup
+test-fast: $(VENV)/.compiled
 	$(PYTEST) -m "not slow"
 
 # Every cell of every matrix, and property tests with 20 times the examples.

@@ -7,6 +7,8 @@ import gc
 from recd_plugins.runtime.imports import without_collections
 
 with without_collections():
+    import torch.distributed.optim  # noqa: F401
+
     import recd_plugins.data.worker_imports
     import recd_plugins.training.trainer  # noqa: F401
 
