@@ -158,7 +158,6 @@ IN_TURN = {
     "examples/test_drop_in.py": 4,
     "examples/test_implicit.py": 4,
     "examples/test_online.py": 4,
-    "examples/test_serving.py": 4,
     "fuzz/*": 4,
     "model/test_dcn_run.py::test_with_plugins": 4,
     "model/test_plugin.py::test_a_run": 4,
@@ -172,8 +171,8 @@ IN_TURN = {
     "recd_plugin_tuning/tests/test_cluster.py::test_a_stopped": 4,
     "recd_plugin_dlrm/tests/criteo/test_contract.py": 4,
     "recd_plugin_dsi/tests/test_plan_readers.py::test_measures": 4,
-    "recd_plugin_dsi/tests/test_local_ray.py": 6,
-    "recd_plugin_dsi/tests/test_ray_ingestion.py": 6,
+    "recd_plugin_dsi/tests/test_local_ray.py": 10,
+    "recd_plugin_dsi/tests/test_ray_ingestion.py": 10,
     "recd_plugin_dynamic/tests/test_run.py": 4,
     "recd_plugin_dynamic/tests/test_sharded.py": 4,
     "recd_plugin_flexshard/tests/planning/test_simulate.py::test_bytes_and_lookups": 4,
@@ -193,10 +192,8 @@ IN_TURN = {
     "recd_plugin_scars/tests/runtime/test_state.py::test_a_kill": 4,
     "recd_plugin_scars/tests/runtime/test_state.py::test_checkpoints_on": 4,
     "recd_plugin_scars/tests/runtime/test_state.py::test_from_stock": 4,
-    "recd_plugin_scars/tests/test_cache_run.py": 4,
     "recd_plugin_scars/tests/test_hot_batches_run.py": 4,
     "recd_plugin_scars/tests/test_window_reader.py::test_goes_on_at_every": 4,
-    "recd_plugin_runs/tests/test_encode.py": 4,
     "recd_plugin_runs/tests/test_publish_run.py": 4,
     "recd_plugin_streaming/tests/test_kafka_run.py": 4,
     "recd_plugin_runs/tests/test_exported_models.py": 4,
@@ -215,6 +212,21 @@ IN_TURN = {
     "training/test_overlap.py::test_training_with_a_cache": 4,
     "training/test_pipeline_plugin.py::test_caches": 4,
     "training/test_pipeline_plugin.py::test_losses": 4,
+    "cli/test_plan.py::test_the_ranks_of_this_machine": 3,
+    "data/test_parquet.py::test_a_flip_anywhere": 3,
+    "distributed/test_launch.py::test_torchrun": 3,
+    "recd_plugin_dynamic/tests/test_index.py::test_a_million_ids": 3,
+    "recd_plugin_flexshard/tests/test_run.py::test_training": 3,
+    "recd_plugin_runs/tests/test_runs.py::test_train_compare": 3,
+    "recd_plugin_tables/tests/test_labels_run.py::test_from": 3,
+    "training/test_delta_checkpoints.py::test_kills": 3,
+}
+#: Files whose tests share seconds of preparation: all their tests every n-th day.
+FILES_IN_TURN = {
+    "examples/test_serving.py": 4,
+    "recd_plugin_runs/tests/test_encode.py": 4,
+    "recd_plugin_runs/tests/test_predict.py": 4,
+    "recd_plugin_scars/tests/test_cache_run.py": 4,
 }
 #: One after the other, and first: they count or kill readers of Ray on the whole machine.
 RAY = ("recd_plugin_dsi/tests/*", "examples/test_ray_readers.py")
