@@ -33,6 +33,8 @@ $(VENV)/.installed: $(addsuffix /pyproject.toml,$(PARTS)) $(wildcard packaging/*
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip hatchling editables
 	$(BIN)/python -m pip install --quiet --no-compile $(TORCH_INDEX) $(firstword $(CPU_SET))
+	@# Compiles torch to bytecode on another core.
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint' 2>/dev/null &
 	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]' \
 	  $(addprefix -e ./,$(filter-out .,$(PARTS)))
 	$(BIN)/python -m pip check
@@ -41,17 +43,12 @@ $(VENV)/.installed: $(addsuffix /pyproject.toml,$(PARTS)) $(wildcard packaging/*
 demo: setup
 	$(BIN)/recd run registry.yaml --compare
 
-# Compile all modules once, or each worker would.
-$(VENV)/.compiled: $(VENV)/.installed
-	@$(PYTEST) -n 0 --collect-only --quiet > /dev/null
-	@touch $@
-
 # The CI suite. Matrices run pairwise cells; some files take turns by day (docs/dev/testing.md).
-test: $(VENV)/.compiled
+test: setup
 	$(PYTEST)
 
 # Unit tests: everything but whole runs and matrices.
-test-fast: $(VENV)/.compiled
+test-fast: setup
 	$(PYTEST) -m "not slow"
 
 # Every cell of every matrix, and property tests with 20 times the examples.

@@ -151,6 +151,7 @@ IN_TURN = {
     "data/test_workers.py": 4,
     "distributed/test_launch.py::test_failures_of_one_rank": 4,
     "distributed/test_parity.py::test_parity_of_poolings": 4,
+    "docs/test_links.py::test_every_public": 3,
     "docs/test_pages.py::test_the_code_runs": 2,
     "drop_in/matrix/test_matrix.py::test_no_cell": 24,
     "drop_in/test_torchrec_plans.py": 4,

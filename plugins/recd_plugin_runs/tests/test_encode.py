@@ -154,13 +154,12 @@ def test_a_changed_role_is_told(folder: Path) -> None:
 
 def test_a_sample_request_can_be_scored(folder: Path) -> None:
     table = folder / "train.parquet"
-    recd(folder, "export", "r.yaml", "-o", "whole")
     table.rename(folder / "away.parquet")
     try:
         recd(folder, "export", "r.yaml", "-o", "without_table")
     finally:
         (folder / "away.parquet").rename(table)
-    for name in ("whole", "without_table"):
+    for name in ("exported", "without_table"):
         sent = json.loads((folder / name / "sample_request.json").read_text())
         (candidate,) = sent["candidates"]
         assert {"seen", "tags", "numbers"} <= set(sent["request"])
@@ -168,7 +167,7 @@ def test_a_sample_request_can_be_scored(folder: Path) -> None:
         inputs = Encoder(folder / name).encode(sent["candidates"], sent["request"])
         program = torch.export.load(folder / name / "model.pt2").module()
         assert 0 < program(*inputs.tensors()).item() < 1
-        assert (candidate["geo.zip"] in ("01", "1")) == (name == "whole")
+        assert (candidate["geo.zip"] in ("01", "1")) == (name == "exported")
 
 
 WRONG = [
