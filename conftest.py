@@ -121,10 +121,9 @@ def _cells_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
 
 def _turns_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
     others = set()
-    for number, (pattern, turns) in enumerate(IN_TURN.items()):
-        those = [item for item in items if _is_of(item, (pattern,))]
-        # Each begins on another day, so that days are alike.
-        others |= set(those) - set(of_today(those, turns, number))
+    for turns, patterns in IN_TURN.items():
+        those = [item for item in items if _is_of(item, patterns)]
+        others |= set(those) - set(of_today(those, turns))
     for number, (file, turns) in enumerate(FILES_IN_TURN.items()):
         if not of_today([file], turns, number):
             others |= {item for item in items if item.path.match(file)}

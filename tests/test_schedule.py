@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,8 @@ def names_in(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "pattern", sorted({*SLOW, *BY_NIGHT, *IN_TURN, *FILES_IN_TURN, *RAY, *BENCHMARKS})
+    "pattern",
+    sorted({*SLOW, *BY_NIGHT, *chain(*IN_TURN.values()), *FILES_IN_TURN, *RAY, *BENCHMARKS}),
 )
 def test_it_is_of_a_test(pattern: str) -> None:
     files, _, start = pattern.partition("::")
