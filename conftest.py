@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 from tests.covering import by_night, cells_of_today, of_today
-from tests.schedule import BENCHMARKS, BY_NIGHT, FILES_IN_TURN, IN_TURN, RAY, SLOW
+from tests.schedule import BENCHMARKS, BY_NIGHT, IN_TURN, RAY, SLOW, TOGETHER_IN_TURN
 
 _plugins = sorted(Path(__file__).parent.glob("plugins/*/pyproject.toml"))
 os.environ["RECD_ONLY"] = ",".join(path.parent.name.replace("_", "-") for path in _plugins)
@@ -124,9 +124,9 @@ def _turns_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
     for turns, patterns in IN_TURN.items():
         those = [item for item in items if _is_of(item, patterns)]
         others |= set(those) - set(of_today(those, turns))
-    for number, (file, turns) in enumerate(FILES_IN_TURN.items()):
-        if not of_today([file], turns, number):
-            others |= {item for item in items if item.path.match(file)}
+    for number, (pattern, turns) in enumerate(TOGETHER_IN_TURN.items()):
+        if not of_today([pattern], turns, number):  # Each begins on another day.
+            others |= {item for item in items if _is_of(item, (pattern,))}
     return others
 
 

@@ -23,8 +23,7 @@ SLOW = (
     "test_forked.py",
     "docs/test_call_order.py",
     "docs/test_pages.py::test_the_code_runs",
-    "docs/test_links.py::test_every_public",
-    "docs/test_links.py::test_pages_load",
+    "docs/test_links.py::test_the_site",
     "examples/*",
     "recd_plugin_tables/tests/test_run_of_table.py::test_the_output_fits",
     "cli/test_plan.py::test_the_ranks_of_this_machine",
@@ -137,19 +136,19 @@ BY_NIGHT = (
 #: Every n-th test of a list runs by day, others each day: cells of a matrix, kinds of bad inputs,
 #: whole runs that are like one another. RECD_DAY=0, 1 and so on runs those of another day.
 IN_TURN = {
-    2: ("docs/test_pages.py::test_the_code_runs",),
     3: (
         "cli/test_plan.py::test_the_ranks_of_this_machine",
         "data/test_parquet.py::test_a_flip_anywhere",
         "distributed/test_launch.py::test_torchrun",
-        "docs/test_links.py::test_every_public",
+        "docs/test_pages.py::test_the_code_runs",
         "recd_plugin_dynamic/tests/test_index.py::test_a_million_ids",
         "recd_plugin_flexshard/tests/test_run.py::test_training",
         "recd_plugin_runs/tests/test_runs.py::test_train_compare",
         "recd_plugin_tables/tests/test_labels_run.py::test_from",
         "training/test_delta_checkpoints.py::test_kills",
     ),
-    4: (
+    6: (
+        "*::test_module_imports_without_torch",
         "*::test_passes_over_batches_as_if_they_were_read",
         "benchmarks/test_host.py",
         "cli/test_fault.py",
@@ -220,7 +219,6 @@ IN_TURN = {
         "training/test_pipeline_plugin.py::test_caches",
         "training/test_pipeline_plugin.py::test_losses",
     ),
-    6: ("*::test_module_imports_without_torch",),
     10: (
         "recd_plugin_dsi/tests/test_local_ray.py",
         "recd_plugin_dsi/tests/test_ray_ingestion.py",
@@ -228,12 +226,13 @@ IN_TURN = {
     ),
     24: ("drop_in/matrix/test_matrix.py::test_no_cell",),
 }
-#: Files whose tests share seconds of preparation: all their tests every n-th day.
-FILES_IN_TURN = {
-    "examples/test_serving.py": 4,
-    "recd_plugin_runs/tests/test_encode.py": 4,
-    "recd_plugin_runs/tests/test_predict.py": 4,
-    "recd_plugin_scars/tests/test_cache_run.py": 4,
+#: Tests that share seconds of preparation: all of them every n-th day.
+TOGETHER_IN_TURN = {
+    "docs/test_links.py::test_the_site": 6,
+    "examples/test_serving.py": 6,
+    "recd_plugin_runs/tests/test_encode.py": 6,
+    "recd_plugin_runs/tests/test_predict.py": 6,
+    "recd_plugin_scars/tests/test_cache_run.py": 6,
 }
 #: One after the other, and first: they count or kill readers of Ray on the whole machine.
 RAY = ("recd_plugin_dsi/tests/*", "examples/test_ray_readers.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests import covering
 from tests.covering import cells_of_today, of_today
-from tests.schedule import BENCHMARKS, BY_NIGHT, FILES_IN_TURN, IN_TURN, RAY, SLOW
+from tests.schedule import BENCHMARKS, BY_NIGHT, IN_TURN, RAY, SLOW, TOGETHER_IN_TURN
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +32,7 @@ def names_in(file: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "pattern",
-    sorted({*SLOW, *BY_NIGHT, *chain(*IN_TURN.values()), *FILES_IN_TURN, *RAY, *BENCHMARKS}),
+    sorted({*SLOW, *BY_NIGHT, *chain(*IN_TURN.values()), *TOGETHER_IN_TURN, *RAY, *BENCHMARKS}),
 )
 def test_it_is_of_a_test(pattern: str) -> None:
     files, _, start = pattern.partition("::")

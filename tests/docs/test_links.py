@@ -84,7 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_public_name_is_on_its_page(site: Path) -> None:
+def test_the_site_has_every_public_name(site: Path) -> None:
     pages = sorted((site / "docs" / "api").glob("*.html"))
     modules = walk_packages(getattr(api, "__path__", ()), "recd_plugins.api.")
     public = {"recd_plugins.api", *(module.name for module in modules)}
@@ -97,7 +97,7 @@ def test_every_public_name_is_on_its_page(site: Path) -> None:
         assert not missing, f"without a docstring, or not where it is imported from: {missing}"
 
 
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:link|script|img|iframe)\b[^>]*(?:src|href)=\"?([^\" >]+)", html)
