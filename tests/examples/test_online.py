@@ -46,11 +46,8 @@ def test_messages_change_the_served_model(cwd: Path) -> None:
     cluster = Cluster()
     shutil.copy(EXAMPLE / "registry.yaml", cwd)
 
-    def send(first: int, requests: int, rate: float) -> None:
-        numbers = [f"--first={first}", f"--requests={requests}", f"--rate={rate}"]
-        subprocess.run([sys.executable, EXAMPLE / "send.py", cluster.servers, *numbers], check=True)
-
-    send(0, 400, 1e9)
+    send = [sys.executable, str(EXAMPLE / "send.py"), cluster.servers]
+    subprocess.run([*send, "--requests=400"], check=True)
     servers = f"dataset.options.servers={cluster.servers}"
     with subprocess.Popen([RECD, "run", "registry.yaml", servers]) as run:
         try:
@@ -58,8 +55,12 @@ def test_messages_change_the_served_model(cwd: Path) -> None:
             live = LiveModel("live")
             new, unknown = scores(live)
             assert new == unknown
-            send(400, 800, 150)
-            wait_until(lambda: live.update() > 0 and len({*scores(live)}) == 2, run)
+            # A version is published at a step, so messages have to go on.
+            with subprocess.Popen([*send, "--first=400", "--rate=150"]) as sending:
+                try:
+                    wait_until(lambda: live.update() > 0 and len({*scores(live)}) == 2, run)
+                finally:
+                    sending.terminate()
             assert 0 <= live.freshness < 90
             body = json.loads(re.findall(r"-d '(.*?)'", (EXAMPLE / "README.md").read_text())[0])
             with live.version() as version:
