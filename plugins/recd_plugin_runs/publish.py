@@ -25,7 +25,9 @@ class Publish(Callback):
         folder: Path = Field(description="Output folder, which all ranks can write to.")
         every: int = Field(default=1000, gt=0, description="Training steps per delta.")
         seconds: float | None = Field(
-            default=None, gt=0, description="Also write a delta after this many seconds."
+            default=None,
+            gt=0,
+            description="Also write a delta at the first step after this many seconds.",
         )
         base_every: int = Field(default=100, gt=0, description="Deltas per base with all rows.")
         keep: int = Field(

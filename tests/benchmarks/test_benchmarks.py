@@ -27,8 +27,9 @@ SECTIONS = re.split(r"^## ", PAGE, flags=re.M)[1:]
 #: By day one part runs, which takes some 20 s of a processor, another one each day.
 PARTS = (
     {"scars", "dynamic"},
-    {"ablation", "logs", "dlrm"},
-    {"flexshard", "train", "convert"},
+    {"ablation", "logs"},
+    {"flexshard", "dlrm"},
+    {"train", "convert"},
     {"storage", "reader", "requests", "host", "histories"},
     {"serving", "balance"},
 )
