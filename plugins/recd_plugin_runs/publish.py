@@ -20,7 +20,7 @@ class Publish(Callback):
     free_options = frozenset({"folder", "every", "seconds", "base_every", "keep"})
 
     class Options(PluginOptions):
-        """Where and how often to publish."""
+        """Options for the output folder and the intervals."""
 
         folder: Path = Field(description="Output folder, which all ranks can write to.")
         every: int = Field(default=1000, gt=0, description="Training steps per delta.")
