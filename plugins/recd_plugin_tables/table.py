@@ -101,6 +101,10 @@ class Table(Dataset):
     _trained: Table | None = None
     _told = False
 
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.row_options |= {f"histories.{name}.store" for name in options.stored_histories}
+
     def prepare(self) -> None:
         places = [(self._train, self._place)]
         if self.options.test_path is not None:

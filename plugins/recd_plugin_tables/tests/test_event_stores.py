@@ -236,7 +236,7 @@ preprocessing:
 pooling:
   - {{use: recd.mean, features: [clicks]}}
 model: {{embedding_dim: 4, num_embeddings: 60, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 32, ranks: 1, steps: 4}}
+training: {{batch_size: 32, ranks: 1, steps: 4, checkpoint: {{path: {folder}/{table}}}}}
 """
 
 
@@ -254,6 +254,13 @@ def test_a_run_learns_the_same_as_from_lists_in_the_table(tmp_path):
             results.append(trainer.train("plugins"))
     assert len(results[0].losses) == 4
     assert results[0].losses == results[1].losses
+
+    predict = "predict", tmp_path / "late.yaml", tmp_path / "late.parquet", "--output"
+    recd(*predict, tmp_path / "before.parquet")
+    moved = path.rename(tmp_path / "moved.parquet")
+    elsewhere = f"dataset.options.histories.clicks.store={moved}"
+    recd(*predict, tmp_path / "after.parquet", elsewhere)
+    assert pq.read_table(tmp_path / "after.parquet") == pq.read_table(tmp_path / "before.parquet")
 
 
 def test_init_finds_a_log_beside_the_table(cwd):

@@ -167,8 +167,8 @@ class Dataset(Plugin, ABC):
 
     Attributes:
         is_stream: whether ``reader`` returns a StreamReader.
-        row_options: names of options that select, order or repair rows. These options may change
-            before scoring with a checkpoint, but not before resuming a run.
+        row_options: names of options, with dots if nested, that select, order or repair rows. These
+            options may change before scoring with a checkpoint, but not before resuming a run.
         trained_schema: ``schema`` from the checkpoint, set before ``to_score`` if the training data
             is missing.
         trained_kinds: ``kinds`` from the checkpoint, set together with ``trained_schema``; empty
@@ -177,7 +177,7 @@ class Dataset(Plugin, ABC):
 
     kind: ClassVar[str] = "dataset"
     is_stream: ClassVar[bool] = False
-    row_options: ClassVar[frozenset[str]] = frozenset()
+    row_options: frozenset[str] = frozenset()
     trained_schema: FeatureSchema | None = None
     trained_kinds: Mapping[str, str] = MappingProxyType({})
 
