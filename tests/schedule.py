@@ -222,8 +222,8 @@ IN_TURN = {
     10: (
         "recd_plugin_dsi/tests/test_local_ray.py",
         "recd_plugin_dsi/tests/test_ray_ingestion.py",
-        "test_absence.py",
     ),
+    12: ("test_absence.py",),
     24: ("drop_in/matrix/test_matrix.py::test_no_cell",),
 }
 #: Tests that share seconds of preparation: all of them every n-th day.
