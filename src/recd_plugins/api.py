@@ -160,8 +160,8 @@ if TYPE_CHECKING:
     from recd_plugins.training import session as sessions
     from recd_plugins.training import sharded_model as sharded_models
     from recd_plugins.training import trained as trained_models
-    from recd_plugins.training.checkpoint import common_name
     from recd_plugins.training.checkpoint_dcp import table_weights
+    from recd_plugins.training.checkpoint_state import common_name
     from recd_plugins.training.quality import measure as measure_quality
     from recd_plugins.training.quality import measure_tasks, tie_groups
     from recd_plugins.training.trainer import Job

@@ -27,7 +27,6 @@ from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.runtime.errors import RegistryError, in_a_line
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import (
     Progress,
     ValidationCurve,
@@ -42,6 +41,7 @@ from recd_plugins.training.evaluation import (
     evaluate,
     steps,
 )
+from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.quality import measure
 from recd_plugins.training.run_folders import chosen_checkpoint
 from recd_plugins.training.sharded_model import build_sharded_model

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import re
 import shutil
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import OptimizerWrapper
 
-from recd_plugins.compat.lookup_kernels import set_steps_of_tables, steps_of_tables
 from recd_plugins.data.preprocess import FittedState
-from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.folders import locked_folder
 from recd_plugins.runtime.rank_agreement import from_rank_0, together
-from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.changed_rows import ChangedRows
 from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,
@@ -41,6 +30,7 @@ from recd_plugins.training.checkpoint_dcp import (
     read_metadata,
     read_own_metadata,
 )
+from recd_plugins.training.checkpoint_deltas import Deltas
 from recd_plugins.training.checkpoint_files import (
     FITTED,
     IDENTITY,
@@ -73,102 +63,24 @@ from recd_plugins.training.checkpoint_files import (
     write_arrays,
 )
 from recd_plugins.training.checkpoint_rows import (
-    RowTensors,
     document_without,
     read_rows,
-    row_tensors,
     tensors_of,
     write_rows,
 )
+from recd_plugins.training.checkpoint_state import (
+    CheckpointState,
+    check_optimizer,
+    common_name,
+    make_state,
+)
 from recd_plugins.training.identity import check_resumable, identity_text
-from recd_plugins.training.optimizer import in_embedding_module
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
     put_back,
     rank_state,
     read_rank_state,
 )
-
-#: Steps between checks for NaN losses. A checkpoint checks earlier.
-MOST_UNSEEN = 50
-_ROWS_AT_ONCE = 65_536
-_ADVICE = "Lower training.learning_rate, or check dense features, labels and initial weights"
-# Module names: models keep replicated pooled tables in a separate module with this prefix.
-_REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
-
-
-@dataclass(frozen=True)
-class CheckpointState:
-    """State of model and optimizer, with names and shapes independent of the sharding plan.
-
-    Data-parallel tables have the same names as sharded ones, and their row-wise Adagrad state is
-    stored as FBGEMM's ``momentum1``, ``[rows]``. Step counts of optimizers such as Adam are stored
-    under ``steps``.
-    """
-
-    document: dict[str, Any]
-    model: dict[str, Any]
-    optimizer: dict[str, Any]
-    tables: frozenset[str]
-
-    @classmethod
-    def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
-        """Return the state of the model and, if given, the optimizer. All ranks must call this."""
-        model = dmp.state_dict()
-        document: dict[str, Any] = {"model": {}}
-        for name, value in model.items():
-            if (common := common_name(name)) in document["model"]:
-                raise SetupError(
-                    f"two parameters of the model are named {common!r} in checkpoints, which "
-                    "remove the prefix 'replicated_'. Rename a table or a module."
-                )
-            document["model"][common] = value
-        if optimizer is None:
-            return cls(document, model, {}, frozenset())
-        state = optimizer.state_dict()
-        tables = frozenset(
-            name
-            for name, values in state["state"].items()
-            if values.keys() == {"step", "sum"} and in_embedding_module(dmp, name)
-        )
-        by_name = {
-            common_name(name): {f"{name.split('.')[-2]}.momentum1": values["sum"].view(-1)}
-            if name in tables
-            else values
-            for name, values in state["state"].items()
-            if values  # SGD has no state, for replicated tables too
-        }
-        document["optimizer"] = {**state, "state": by_name}
-        if steps := steps_of_tables(dmp.module):
-            document["steps"] = steps
-        return cls(document, model, state, tables)
-
-    def leave_out_steps(self, stored: Collection[str]) -> None:
-        """Remove step counts of optimizers that are not in ``stored``, the checkpoint's names."""
-        steps = self.document.pop("steps", {})
-        if kept := {name: step for name, step in steps.items() if f"steps.{name}" in stored}:
-            self.document["steps"] = kept
-
-    def put_back(
-        self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
-    ) -> None:
-        """Load the state that DCP read into model and optimizer. All ranks must call this.
-
-        ``step``, the checkpoint's step, is also the step count of optimizers without a saved one.
-        """
-        filled = self.document["model"]
-        dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
-        if optimizer is None:
-            return
-        set_steps_of_tables(dmp.module, self.document.get("steps", {}), otherwise=step)
-        filled = self.document["optimizer"]
-        by_name = {
-            name: {"step": torch.full_like(values["step"], step), "sum": values["sum"]}
-            if name in self.tables
-            else filled["state"].get(common_name(name), {})
-            for name, values in self.optimizer["state"].items()
-        }
-        optimizer.load_state_dict({**filled, "state": by_name})
 
 
 class Checkpoints:
@@ -199,7 +111,7 @@ class Checkpoints:
         full_every: int = 1,
     ) -> None:
         self._fitted = fitted
-        self._deltas = _Deltas(Path(folder), full_every)
+        self._deltas = Deltas(Path(folder), full_every)
         self._folder = Path(folder)
         self._keep = keep
         self._identity = identity
@@ -428,164 +340,6 @@ class Checkpoints:
         return [path for path in every if path not in needed]
 
 
-class _Deltas:
-    """Decides which checkpoints are deltas, and what they contain.
-
-    All ranks must call each method together.
-    """
-
-    def __init__(self, folder: Path, full_every: int) -> None:
-        self._folder, self._full_every = folder, full_every
-        self._consumer = f"checkpoints of {folder}"
-        self._tracker: ChangedRows | None = None
-        self._model: weakref.ref[nn.Module] | None = None
-        # Whether tracking began during training. Lookups before that may change rows after it.
-        self._is_late = False
-        # The checkpoint since which rows are tracked: path, digest of its manifest, number of
-        # checkpoints that it consists of, and names of its tensors.
-        self._last: tuple[Path, str, int, set[str]] | None = None
-
-    def begin(
-        self, dmp: DistributedModelParallel, document: Mapping[str, Any], final: Path
-    ) -> tuple[DeltaOf | None, list[tuple[RowTensors, Tensor]]]:
-        """Return the next delta's link to the last checkpoint, and this rank's changed rows.
-
-        The link is None if the next checkpoint must be full.
-        """
-        last, self._last = self._last, None  # if saving fails, the next one is full
-        if self._full_every == 1:
-            return None, []
-        tracker = self._tracker
-        if tracker is None or self._model is None or self._model() is not dmp.module:
-            self._track(dmp)
-            self._is_late = True
-            return None, []
-        changed = tracker.take(self._consumer)
-        if last is None or last[2] >= self._full_every or last[0] == final:
-            return None, []
-        path, sha256, _, known = last
-        if not from_rank_0(_has_manifest(path, sha256)):
-            return None, []
-        tables = [
-            (found, rows)
-            for name, rows in changed.items()
-            if (found := row_tensors(document, common_name(name))) is not None
-        ]
-        # A tensor must have equal shards as its table on all ranks, and be in the last checkpoint.
-        weight_of = {name: w for table, _ in tables for name, w in table.names.items()}
-        others = {name for table, _ in tables for name in table.mismatched}
-        others |= {
-            name
-            for name, each in tensors_of(document).items()
-            if isinstance(each, ShardedTensor) and each.local_shards() and name not in weight_of
-        }
-        told = together(lambda: (weight_of, others))
-        weight_of = {name: w for names, _ in told for name, w in names.items()}
-        fitting = known.intersection(weight_of).difference(*(whole for _, whole in told))
-        by_rows = {name for name in fitting if weight_of[name] in fitting}
-        kept = [(table.only(by_rows), rows) for table, rows in tables]
-        delta = DeltaOf(path.name, sha256, tuple(sorted(by_rows)))
-        return delta, [(table, rows) for table, rows in kept if table.tensors]
-
-    def saved(self, path: Path, document: Mapping[str, Any]) -> None:
-        """Track changes since a checkpoint that was saved."""
-        if self._full_every > 1 and not self._is_late:
-            names = together(lambda: set(tensors_of(document)))
-            self._last = *_state_of(path), set().union(*names)
-        self._is_late = False
-
-    def loaded(self, path: Path | None, dmp: DistributedModelParallel) -> None:
-        """Track changes since a checkpoint that was loaded, or since the start without one."""
-        if self._full_every > 1:
-            self._track(dmp)
-            if path is not None:
-                self._last = *_state_of(path), set(read_metadata(path).state_dict_metadata)
-
-    def _track(self, dmp: DistributedModelParallel) -> None:
-        self._tracker, self._model = ChangedRows.of(dmp, self._consumer), weakref.ref(dmp.module)
-
-
-def _state_of(path: Path) -> tuple[Path, str, int]:
-    """Return rank 0's view: path, digest of the manifest, number of checkpoints in the chain."""
-    sha256, links = together(
-        lambda: (
-            (digest_of(path / MANIFEST).sha256, len(chain_of(path)))
-            if dist.get_rank() == 0
-            else ("", 0)
-        )
-    )[0]
-    return path, sha256, links
-
-
-def _has_manifest(path: Path, sha256: str) -> bool:
-    return (path / MANIFEST).exists() and digest_of(path / MANIFEST).sha256 == sha256
-
-
-def common_name(name: str) -> str:
-    """Return a parameter's name in checkpoints, equal for data-parallel and sharded tables."""
-    return _REPLICATED.sub(r"\1\2", name)
-
-
-def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-    """Raise SetupError if checkpoints would lack optimizer state. All ranks must call this."""
-    if not hasattr(optimizer, "params"):
-        raise SetupError(
-            f"{type(optimizer).__name__} has no parameter names, which checkpoints need. Wrap the "
-            "optimizer in KeyedOptimizerWrapper of torchrec.optim.keyed."
-        )
-    saved: Any = optimizer
-    while isinstance(saved, OptimizerWrapper):
-        saved = saved._optimizer  # private, torchrec 1.6 to 1.9; its state dict is the wrapper's
-    state = optimizer.state
-    if unsaved := [n for n, p in optimizer.params.items() if p in state and p not in saved.state]:
-        raise SetupError(
-            f"the optimizer's state_dict() lacks the state of {shortened(unsaved)}, so a resumed "
-            "run would lose this state. Put wrappers, such as WarmupOptimizer, inside "
-            "CombinedOptimizer([...]): one per optimizer, each with its own param_name."
-        )
-    known = {id(parameter) for parameter in optimizer.params.values()}
-    fused = dmp.fused_optimizer
-    lacking = {name: each for name, each in fused.params.items() if id(each) not in known}
-    if not any(together(lambda: bool(lacking))):
-        return
-    state = fused.state  # collective
-    lost = together(lambda: [name for name, each in lacking.items() if state.get(each)])
-    if names := sorted({name for of_rank in lost for name in of_rank}):
-        raise SetupError(
-            f"the optimizer lacks the fused optimizer state of {shortened(names)}. Use "
-            "CombinedOptimizer([dmp.fused_optimizer, your_optimizer]) of torchrec.optim.keyed."
-        )
-
-
-def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
-    """Create the lazy state of an optimizer, so that a checkpoint can be loaded into it.
-
-    Adam and SGD with momentum create their state in the first step. This function therefore runs a
-    step with zero gradients, and then restores the parameters. It includes only parameters whose
-    state is in the checkpoint, according to its names ``stored``.
-    """
-    named: dict[str, Any] = getattr(optimizer, "params", {})
-    dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
-    known = optimizer.state
-    lazy = {
-        parameter: parameter.detach().clone()
-        for name, parameter in dense.items()
-        if parameter not in known
-        and any(entry.startswith(f"optimizer.state.{common_name(name)}.") for entry in stored)
-    }
-    if not lazy:
-        return
-    gradients = [(parameter, parameter.grad) for parameter in dense.values()]
-    for parameter, _ in gradients:
-        parameter.grad = torch.zeros_like(parameter) if parameter in lazy else None
-    optimizer.step()
-    with torch.no_grad():
-        for parameter, values in lazy.items():
-            parameter.copy_(values)  # weight decay changes them
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
-
-
 def _say(line: str) -> None:
     if not dist.is_initialized() or dist.get_rank() == 0:
         click.echo(line, err=True)
@@ -665,67 +419,3 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
         f"{path}: the checkpoint cannot be written ({reason}). Fix the cause, then resume from the "
         "previous checkpoint with --resume."
     )
-
-
-@dataclass(frozen=True)
-class FiniteRun:
-    """Stops a run with an error before it saves NaN or infinite losses or weights.
-
-    All ranks must call each method together; either all ranks continue or all raise.
-    """
-
-    name: str
-    checkpoints: Checkpoints | None = None
-
-    def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """Return the mean loss over ranks of each step in ``pending``, and clear ``pending``.
-
-        ``before`` is the number of earlier steps. ``of`` is text after "step N" in errors.
-        """
-        if not pending:
-            return []
-        stacked = torch.stack(pending).double().cpu()
-        pending.clear()
-        dist.all_reduce(stacked)
-        means: list[float] = (stacked / dist.get_world_size()).tolist()
-        for step, loss in enumerate(means, before + 1):
-            if not math.isfinite(loss):
-                raise self._ended(f"the loss of step {step}{of} is {loss}")
-        return means
-
-    def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
-        """Raise an error if the state for the checkpoint of ``step`` is not finite."""
-        if (name := _not_finite(dmp, optimizer)) is not None:
-            raise self._ended(f"{name} has a NaN or infinite value after step {step}")
-
-    def _ended(self, what: str) -> RecdError:
-        ends = f"{self.name}: {what}, so the run stopped without saving a checkpoint"
-        newest = None if self.checkpoints is None else self.checkpoints.newest()
-        if newest is None:
-            return RecdError(f"{ends}. {_ADVICE}.")
-        return RecdError(
-            f"{ends}. {_ADVICE}. Then resume from the newest checkpoint, {newest}, with --resume."
-        )
-
-
-def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | None:
-    """Return the name of the first tensor with a NaN or infinite value on any rank, or None."""
-    named = {f"weight {name}": value for name, value in dmp.state_dict().items()}
-    for name, state in optimizer.state_dict()["state"].items():
-        named |= {f"optimizer state {name} {key}": value for key, value in state.items()}
-    mine = next((name for name, value in named.items() if not _all_finite(value)), None)
-    return next((name for name in together(lambda: mine) if name is not None), None)
-
-
-def _all_finite(value: Any) -> bool:
-    sharded = isinstance(value, ShardedTensor)
-    for tensor in [shard.tensor for shard in value.local_shards()] if sharded else [value]:
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            continue
-        numbers = tensor.detach()
-        # A sum with NaN or inf is not finite, but a sum of large numbers may overflow too. Only
-        # then test all elements, in chunks because isfinite allocates a copy.
-        parts = torch.split(numbers, _ROWS_AT_ONCE) if numbers.dim() else (numbers,)
-        if not math.isfinite(numbers.sum()) and not all(part.isfinite().all() for part in parts):
-            return False
-    return True

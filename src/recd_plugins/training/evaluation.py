@@ -31,8 +31,8 @@ from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.runtime.rank_agreement import together
 from recd_plugins.runtime.text import metric_words
-from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import ValidationCurve
+from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import measure, measure_tasks
 

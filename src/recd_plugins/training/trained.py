@@ -43,10 +43,11 @@ from recd_plugins.runtime.launch import (
 )
 from recd_plugins.runtime.rank_agreement import check_started_alike, from_rank_0, together
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
-from recd_plugins.training.checkpoint import Checkpoints, FiniteRun
+from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_dcp import load_weights, read_weights
 from recd_plugins.training.checkpoint_files import check_whole
 from recd_plugins.training.evaluation import Measured, evaluate, steps
+from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.identity import check_scores, load_fitted, read_kinds, read_schema
 from recd_plugins.training.sharded_model import ShardedModel, build_sharded_model
 from recd_plugins.training.trainer import Job

@@ -36,7 +36,7 @@ from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, to
 from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
-from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
+from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
 from recd_plugins.training.dry_run import unused_line, user_line
 from recd_plugins.training.evaluation import (
@@ -47,6 +47,7 @@ from recd_plugins.training.evaluation import (
     step_code,
     validated_split,
 )
+from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.identity import check_fitted_alike, identity_of, resume_fitted
 from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
 from recd_plugins.training.optimizer import LearningRates
