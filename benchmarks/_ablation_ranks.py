@@ -30,15 +30,15 @@ from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.training.measurement import (
+from recd_plugins.training.measurement import sum_by_kind
+from recd_plugins.training.sharded_model import Variant as Side
+from recd_plugins.training.sharded_model import build_sharded_model
+from recd_plugins.training.step_profile import (
     PROFILED_STEP,
     StepProfile,
     host_seconds,
     read_profile,
-    sum_by_kind,
 )
-from recd_plugins.training.sharded_model import Variant as Side
-from recd_plugins.training.sharded_model import build_sharded_model
 
 # Profiler range around the forward pass of sequence pooling.
 _POOLING = "## sequence pooling ##"

@@ -21,8 +21,8 @@ from benchmarks._stock import RANKS, SIZES, figures_over_stock
 from recd_plugins.config import ModelSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.runtime.launch import launch
-from recd_plugins.training.measurement import StepProfile
 from recd_plugins.training.sharded_model import Variant, build_sharded_model
+from recd_plugins.training.step_profile import StepProfile
 
 _LONG_HISTORY, _LAYERS = 200, 2
 _MEAN = "{use: recd.mean, features: [history]}"

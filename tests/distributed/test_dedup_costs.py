@@ -18,7 +18,7 @@ from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.measurement import StepProfile
+from recd_plugins.training.step_profile import StepProfile
 
 BATCH_SIZE, SESSION, LENGTH, ROWS = 480, 16, 40, 1000
 Form = Literal["plain", "unique", "partial"]

@@ -22,9 +22,11 @@ from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import progress_bar as module
-from recd_plugins.training.measurement import (
+from recd_plugins.training.measurement import Meter
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.progress_bar import progress_bar
+from recd_plugins.training.step_profile import (
     PROFILED_STEP,
-    Meter,
     Span,
     StepEvents,
     StepMemory,
@@ -33,8 +35,6 @@ from recd_plugins.training.measurement import (
     host_seconds,
     memory_of_step,
 )
-from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.progress_bar import progress_bar
 
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20
 # Long against the rest of these steps, also on a machine that does other work.
