@@ -32,7 +32,7 @@ _WARM_UP = 2
 _SIZES: dict[Size, tuple[int, int, int]] = {
     "tiny": (4, 1, 64),
     "small": (12, 1, 256),
-    "reference": (30, 3, 256),
+    "reference": (100, 5, 256),
 }
 _REGISTRY = """
 version: 1
