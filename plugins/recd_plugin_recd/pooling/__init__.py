@@ -57,19 +57,42 @@ def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
         )
 
 
-class DinPooling(TargetPooling):
-    """Pools a sequence by attention. The query is the vector of the target item.
+class _TargetAttentionPooling(TargetPooling):
+    """Base of the target attention plugins, which pool several features in one call."""
 
-    As in Deep Interest Network (arXiv 1706.06978), but scores are scaled dot products.
-    """
-
-    name = "recd.din"
     always_trained = True
 
     class Options(PluginOptions):
         target: str = Field(
             min_length=1, description="Feature of the target item, whose vector is the query."
         )
+
+    options: Options
+
+    @property
+    def target(self) -> str:
+        return self.options.target
+
+    def pool_for(
+        self,
+        modules: Sequence[Any],
+        sequences: Sequence[JaggedTensor],
+        targets: Tensor,
+        inverse: Tensor | None,
+    ) -> Tensor:
+        pooled: Tensor = modules[0].pool(modules, sequences, targets, inverse)
+        return pooled
+
+
+class DinPooling(_TargetAttentionPooling):
+    """Pools a sequence by attention. The query is the vector of the target item.
+
+    As in Deep Interest Network (arXiv 1706.06978), but scores are scaled dot products.
+    """
+
+    name = "recd.din"
+
+    class Options(_TargetAttentionPooling.Options):
         weights: Literal["softmax", "sigmoid"] = Field(
             default="softmax",
             description="Attention weights. softmax: the weights of a sequence sum to 1. sigmoid: "
@@ -81,29 +104,14 @@ class DinPooling(TargetPooling):
 
     options: Options
 
-    @property
-    def target(self) -> str:
-        return self.options.target
-
     def build(self, embedding_dim: int) -> nn.Module:
         from recd_plugin_recd.pooling.din_modules import TargetAttention
 
         _check_heads(self.name, self.options.heads, embedding_dim)
         return TargetAttention(embedding_dim, self.options.heads, self.options.weights)
 
-    def pool_for(
-        self,
-        modules: Sequence[Any],
-        sequences: Sequence[JaggedTensor],
-        targets: Tensor,
-        inverse: Tensor | None,
-    ) -> Tensor:
-        from recd_plugin_recd.pooling.din_modules import pool_for_targets
 
-        return pool_for_targets(modules, sequences, targets, inverse)
-
-
-class TargetAttentionPooling(TargetPooling):
+class TargetAttentionPooling(_TargetAttentionPooling):
     """Pools a sequence by layers of attention with the target item as query.
 
     Keys and values are projected once per unique row. Stacked cross-attention with a single query,
@@ -112,12 +120,8 @@ class TargetAttentionPooling(TargetPooling):
     """
 
     name = "recd.target_attention"
-    always_trained = True
 
-    class Options(PluginOptions):
-        target: str = Field(
-            min_length=1, description="Feature of the target item, whose vector is the query."
-        )
+    class Options(_TargetAttentionPooling.Options):
         layers: int = Field(default=2, gt=0, description="Number of attention layers.")
         heads: int = Field(
             default=2, gt=0, description="Number of attention heads. Must divide embedding_dim."
@@ -141,10 +145,6 @@ class TargetAttentionPooling(TargetPooling):
 
     options: Options
 
-    @property
-    def target(self) -> str:
-        return self.options.target
-
     def build(self, embedding_dim: int) -> nn.Module:
         from recd_plugin_recd.pooling.target_attention import StackedTargetAttention
 
@@ -158,17 +158,6 @@ class TargetAttentionPooling(TargetPooling):
             options.positions,
             options.encoder_layers,
         )
-
-    def pool_for(
-        self,
-        modules: Sequence[Any],
-        sequences: Sequence[JaggedTensor],
-        targets: Tensor,
-        inverse: Tensor | None,
-    ) -> Tensor:
-        from recd_plugin_recd.pooling.target_attention import pool_stacked
-
-        return pool_stacked(modules, sequences, targets, inverse)
 
 
 class TransformerPooling(_SelfAttentionPooling):

@@ -45,11 +45,46 @@ class TargetAttention(nn.Module):
         self.value_projection = nn.Linear(embedding_dim, embedding_dim)
         self.out_projection = nn.Linear(embedding_dim, embedding_dim)
 
+    @staticmethod
+    def pool(
+        modules: Sequence[TargetAttention],
+        sequences: Sequence[JaggedTensor],
+        targets: Tensor,
+        inverse: Tensor | None,
+    ) -> Tensor:
+        """Pool several features, with a module for each. See ``TargetPooling.pool_for``."""
+        first = modules[0]
+        if first.weights == "softmax" and can_pack(sequences):
+            return _pool_packed(modules, sequences, targets, inverse)
+        filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
+        queries = [module.queries(targets) for module in modules]
+        blocks = None
+        traced = is_traced()
+        if inverse is not None:
+            filled = filled.index_select(0, inverse)
+        if inverse is not None and not traced:
+            blocks = blocks_of(inverse, num_rows=sequences[0].lengths().numel())
+            sequences = [jagged_index_select(each, blocks.rows) for each in sequences]
+            queries = [blocks.gather(each) for each in queries]
+        dim = targets.shape[1]
+        rows = TracedRows(sequences, inverse) if traced else JaggedRows(sequences)
+        attend = _softmax_sums if first.weights == "softmax" else _sigmoid_sums
+        sums = rows.weighted_sums(
+            torch.cat(queries),
+            torch.cat([sequence.values() for sequence in sequences]),
+            partial(attend, scale=(dim // first.heads) ** -0.5),
+        )
+        pooled = []
+        for module, each in zip(modules, torch.split(sums, rows.num_rows), strict=True):
+            of_targets = each if blocks is None else blocks.scatter(each, first.heads)
+            pooled.append(module.outputs(of_targets))
+        return torch.stack(pooled, dim=1) * filled.unsqueeze(2)
+
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Pool the sequence of each target to ``[B, D]``. See ``pool_for_targets``."""
-        return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
+        """Pool the sequence of each target to ``[B, D]``. See ``pool``."""
+        return self.pool([self], [sequences], targets, inverse)[:, 0]
 
     def queries(self, targets: Tensor) -> Tensor:
         """Return ``W_k^T W_q t`` of each target and head, ``[B, heads, D]``."""
@@ -67,58 +102,13 @@ class TargetAttention(nn.Module):
         return vectors
 
 
-def pool_for_targets(
-    modules: Sequence[TargetAttention],
-    sequences: Sequence[JaggedTensor],
-    targets: Tensor,
-    inverse: Tensor | None,
-) -> Tensor:
-    """Pool the sequences of several features for each target, with one module per feature.
-
-    Args:
-        modules: attention module of each feature.
-        sequences: one JaggedTensor per feature, with U rows of embeddings of size D.
-        targets: vectors of the target items, ``[B, D]``.
-        inverse: index of each target's sequence, int64 ``[B]``. With None, row i uses sequence i.
-
-    Returns:
-        ``[B, num_features, D]``, with zeros for empty sequences.
-    """
-    first = modules[0]
-    if first.weights == "softmax" and can_pack(sequences):
-        return _pool_packed(modules, sequences, targets, inverse)
-    filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
-    queries = [module.queries(targets) for module in modules]
-    blocks = None
-    traced = is_traced()
-    if inverse is not None:
-        filled = filled.index_select(0, inverse)
-    if inverse is not None and not traced:
-        blocks = blocks_of(inverse, num_rows=sequences[0].lengths().numel())
-        sequences = [jagged_index_select(each, blocks.rows) for each in sequences]
-        queries = [blocks.gather(each) for each in queries]
-    dim = targets.shape[1]
-    rows = TracedRows(sequences, inverse) if traced else JaggedRows(sequences)
-    attend = _softmax_sums if first.weights == "softmax" else _sigmoid_sums
-    sums = rows.weighted_sums(
-        torch.cat(queries),
-        torch.cat([sequence.values() for sequence in sequences]),
-        partial(attend, scale=(dim // first.heads) ** -0.5),
-    )
-    pooled = []
-    for module, each in zip(modules, torch.split(sums, rows.num_rows), strict=True):
-        of_targets = each if blocks is None else blocks.scatter(each, first.heads)
-        pooled.append(module.outputs(of_targets))
-    return torch.stack(pooled, dim=1) * filled.unsqueeze(2)
-
-
 def _pool_packed(
     modules: Sequence[TargetAttention],
     sequences: Sequence[JaggedTensor],
     targets: Tensor,
     inverse: Tensor | None,
 ) -> Tensor:
-    """Do the same as ``pool_for_targets`` on CUDA, with targets sorted by their sequence."""
+    """Do the same as ``TargetAttention.pool`` on CUDA, with targets sorted by their sequence."""
     rows = PackedRows(sequences)
     heads, (batch_size, dim) = modules[0].heads, targets.shape
     every_row = torch.arange(rows.num_rows + 1, device=targets.device)

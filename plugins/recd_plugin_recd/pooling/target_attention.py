@@ -68,11 +68,51 @@ class StackedTargetAttention(nn.Module):
             EncoderLayer(embedding_dim, 4 * embedding_dim) for _ in range(encoder_layers)
         )
 
+    @staticmethod
+    def pool(
+        modules: Sequence[StackedTargetAttention],
+        sequences: Sequence[JaggedTensor],
+        targets: Tensor,
+        inverse: Tensor | None,
+    ) -> Tensor:
+        """Pool several features, with a module for each. See ``TargetPooling.pool_for``."""
+        rows = [
+            module.with_positions(each) for module, each in zip(modules, sequences, strict=True)
+        ]
+        if encoders := list(zip(*(module.encoder for module in modules), strict=True)):
+            encoded = zip(encode(encoders, rows, modules[0].heads), sequences, strict=True)
+            rows = [JaggedTensor(each, lengths=sequence.lengths()) for each, sequence in encoded]
+        attend: Attend
+        if can_pack(sequences):
+            attend, targets, order = _packed(sequences, rows, targets, inverse)
+        else:
+            attend, order = _blocked(rows, inverse), None
+        vectors = [targets] * len(modules)
+        stacks: list[Any] = list(zip(*(module.layers for module in modules), strict=True))
+        for number, layers in enumerate(stacks):
+            attended = zip(modules, vectors, attend(layers, vectors), strict=True)
+            vectors = [module.layer_output(number, *each) for module, *each in attended]
+        pooled = torch.stack(vectors, dim=1)
+        if order is not None:
+            pooled = torch.empty_like(pooled).index_copy(0, order, pooled)
+        filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
+        if inverse is not None:
+            filled = filled.index_select(0, inverse)
+        return torch.where(filled.unsqueeze(2), pooled, 0)
+
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Pool the sequence of each target to ``[B, D]``. See ``pool_stacked``."""
-        return pool_stacked([self], [sequences], targets, inverse)[:, 0]
+        """Pool the sequence of each target to ``[B, D]``. See ``pool``."""
+        return self.pool([self], [sequences], targets, inverse)[:, 0]
+
+    def layer_output(self, number: int, queries: Tensor, attended: Tensor) -> Tensor:
+        """Return the output ``[B, D]`` of a layer from its queries and their attention."""
+        if number < len(self.norms):
+            attended = self.norms[number](queries + attended)
+        if self.feed_forwards:
+            attended = attended + self.feed_forwards[number](attended)
+        return attended
 
     def with_positions(self, sequences: JaggedTensor) -> JaggedTensor:
         """Add to each value the vector of its position, counted from the end of its sequence."""
@@ -89,57 +129,6 @@ def _feed_forward(dim: int, hidden: int) -> nn.Module:
     return nn.Sequential(
         nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim)
     )
-
-
-def pool_stacked(
-    modules: Sequence[StackedTargetAttention],
-    sequences: Sequence[JaggedTensor],
-    targets: Tensor,
-    inverse: Tensor | None,
-) -> Tensor:
-    """Pool the sequences of several features for each target, with one module per feature.
-
-    Args:
-        modules: module of each feature, all with the same options.
-        sequences: one JaggedTensor per feature, with U rows of embeddings of size D.
-        targets: vectors of the target items, ``[B, D]``.
-        inverse: index of each target's sequence, int64 ``[B]``. With None, row i uses sequence i.
-
-    Returns:
-        ``[B, num_features, D]``, with zeros for empty sequences.
-    """
-    rows = [module.with_positions(each) for module, each in zip(modules, sequences, strict=True)]
-    if encoders := list(zip(*(module.encoder for module in modules), strict=True)):
-        encoded = zip(encode(encoders, rows, modules[0].heads), sequences, strict=True)
-        rows = [JaggedTensor(each, lengths=sequence.lengths()) for each, sequence in encoded]
-    attend: Attend
-    if can_pack(sequences):
-        attend, targets, order = _packed(sequences, rows, targets, inverse)
-    else:
-        attend, order = _blocked(rows, inverse), None
-    vectors = [targets] * len(modules)
-    stacks: list[Any] = list(zip(*(module.layers for module in modules), strict=True))
-    last = len(stacks) - 1
-    for number, layers in enumerate(stacks):
-        sums = attend(layers, vectors)
-        if number < last:
-            sums = [
-                module.norms[number](query + each)
-                for module, query, each in zip(modules, vectors, sums, strict=True)
-            ]
-        vectors = sums
-        if modules[0].feed_forwards:
-            vectors = [
-                each + module.feed_forwards[number](each)
-                for module, each in zip(modules, vectors, strict=True)
-            ]
-    pooled = torch.stack(vectors, dim=1)
-    if order is not None:
-        pooled = torch.empty_like(pooled).index_copy(0, order, pooled)
-    filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
-    if inverse is not None:
-        filled = filled.index_select(0, inverse)
-    return torch.where(filled.unsqueeze(2), pooled, 0)
 
 
 def _keys_and_values(module: TargetAttention, values: Tensor) -> Tensor:
@@ -224,7 +213,7 @@ def _packed(
     packed, order = PackedRows(sequences), None
     batch_size, num_features = targets.shape[0], len(rows)
     every_row = torch.arange(packed.num_rows + 1, device=targets.device)
-    borders, most = every_row, 1
+    of_target, borders, most = every_row[:-1], every_row, 1
     if inverse is not None:
         of_target, order = inverse.sort(stable=True)
         targets = targets.index_select(0, order)
@@ -254,16 +243,11 @@ def _packed(
                 aligned(query), aligned(key), aligned(value), of_queries, of_values, size**-0.5
             )
             # The kernel leaves attention to empty sequences undefined.
-            filled = packed.filled.flatten()[_rows_of(all_borders, len(asked))]
-            sums = torch.where(filled.unsqueeze(1), sums[..., :size].flatten(1), 0)
+            filled = packed.filled.index_select(1, of_target).flatten(0, 1)
+            sums = torch.where(filled, sums[..., :size].flatten(1), 0)
         return [
             module.out_projection(each)
             for module, each in zip(modules, sums.view(num_features, batch_size, -1), strict=True)
         ]
 
     return attend, targets, order
-
-
-def _rows_of(borders: Tensor, num_queries: int) -> Tensor:
-    """Return the row of each query, int64 ``[num_queries]``."""
-    return torch.repeat_interleave(borders.diff(), output_size=num_queries)
