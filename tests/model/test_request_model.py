@@ -76,11 +76,11 @@ def test_columns_that_differ_within_a_request_are_refused() -> None:
     dense = torch.tensor([[7.0, 1.0], [7.0, 1.0], [7.0, 1.0], [8.0, 4.0], [9.0, 5.0], [9.0, 6.0]])
     batch = UserBatch(inputs(dense, REQUEST), {}, REQUEST)
     assert batch.select(dense[:, 0]).tolist() == [7.0, 8.0, 9.0]
-    message = "rows 4 and 5 are the same request, but column 1 of dense_features has 5.0 and 6.0"
+    message = "rows 4 and 5 are the same request, but column 1 has 5.0 and 6.0"
     with pytest.raises(ValueError, match=message):
-        batch.select(dense[:, 1])
+        batch.select(dense)
     with pytest.raises(ValueError, match=r"but column 0 has -5\.0 and -6\.0"):
-        batch.select(-dense[:, 1:])
+        batch.select(-dense[:, 1])
     with pytest.raises(RuntimeError) as caught:
         Tower(nn.Linear(3, 1))(inputs(dense[:, :1], REQUEST))
     assert "tensors of the batch have 6 rows, but vectors in user() have 3" in str(
@@ -94,7 +94,7 @@ def test_candidate_features_are_refused_in_user() -> None:
     assert chosen["user"].tolist() == [[0.0], [3.0], [4.0]]
     with pytest.raises(LookupError, match="'item' is not a user feature; these are 'user'"):
         chosen["item"]
-    with pytest.raises(LookupError, match=r"no feature 'usr'\. Did you mean 'user'\?"):
+    with pytest.raises(KeyError, match="usr"):
         chosen["usr"]
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.runtime.text import did_you_mean, shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.jagged import runs_of_equal_rows
 from recd_plugins.sparse.request_rows import RequestRows
@@ -141,7 +141,7 @@ class UserBatch(CandidateBatch):
         Raises:
             ValueError: rows of one request differ. CUDA raises a device-side assertion instead.
         """
-        return _select(rows, self.request, getattr(self._batch, "dense_features", None))
+        return _select(rows, self.request)
 
 
 class UserVectors:
@@ -152,13 +152,7 @@ class UserVectors:
 
     def __getitem__(self, feature: str) -> Tensor:
         """Return ``[U, D]``. Raises LookupError if ``feature`` is not a user feature."""
-        try:
-            rows = self._vectors[feature]
-        except KeyError:
-            names = list(self._vectors.keys())
-            hint = did_you_mean(feature, names) or f". It has {shortened(names)}"
-            raise LookupError(f"batch.vectors has no feature {feature!r}{hint}") from None
-        return _select_feature(rows, feature, self._request)
+        return _select_feature(self._vectors[feature], feature, self._request)
 
 
 class UserSide:
@@ -205,7 +199,7 @@ def request_rows(
     return RequestRows(inverse, first_rows, chosen)
 
 
-def _select(rows: Tensor, request: RequestRows | None, dense: Tensor | None) -> Tensor:
+def _select(rows: Tensor, request: RequestRows | None) -> Tensor:
     if request is None:
         return rows
     unique = request.select(rows)
@@ -215,15 +209,12 @@ def _select(rows: Tensor, request: RequestRows | None, dense: Tensor | None) -> 
     elif not bool(equal.all()):
         row = int((~equal).nonzero()[0])
         first = int(request.first_rows[request.inverse[row]])
-        columns = rows.unsqueeze(-1).flatten(1)
-        column = int((columns[row] != columns[first]).nonzero()[0])
-        of_rows = columns[:, column, None]
-        values = of_rows[[first, row], 0].tolist()
-        found = [] if dense is None else (dense == of_rows).all(0).nonzero().flatten().tolist()
-        where = f"column {found[0]} of dense_features" if found else f"column {column}"
+        values = rows[[first, row]].unsqueeze(-1).flatten(1)
+        column = int((values[0] != values[1]).nonzero()[0])
+        one, other = values[:, column].tolist()
         raise ValueError(
-            f"batch.select: rows {first} and {row} are the same request, but {where} has "
-            f"{values[0]!r} and {values[1]!r}. Read it in candidate()"
+            f"batch.select: rows {first} and {row} are the same request, but column {column} has "
+            f"{one!r} and {other!r}. Read it in candidate()"
         )
     return unique
 
