@@ -29,7 +29,6 @@ from recd_plugins.api import (
     PluginOptions,
     Reader,
     Rows,
-    SessionKeys,
     SetupError,
     Split,
     readers,
@@ -41,23 +40,14 @@ _ATTEMPTS = 16
 
 
 class DrawnItems:
-    """Adds negatives: copies of each row with other items, sampled with ``weights`` ``[C]``."""
+    """Adds negatives: copies of each row with other items, sampled uniformly or by popularity."""
 
-    def __init__(
-        self,
-        items: Items,
-        item: str,
-        label: str,
-        *,
-        negatives: int,
-        weights: NDArray[np.float64],
-        never: Sequence[str],
-        seed: int,
-    ) -> None:
-        self._items, self._item, self._label = items, item, label
-        self._negatives, self._never, self._seed = negatives, never, seed
-        self._weights = weights
-        self._until = np.cumsum(weights) / weights.sum()
+    def __init__(self, items: Items, label: str, options: Negatives.Options) -> None:
+        self._items, self._label, self._options = items, label, options
+        self._negatives = options.negatives
+        power = options.power if options.by == "popularity" else 0.0
+        self._weights = items.counts.astype(np.float64) ** power
+        self._until = np.cumsum(self._weights) / self._weights.sum()
 
     def __call__(self, rows: Rows, epoch: int) -> Rows:
         """Return ``rows``, with the negatives of each row after it."""
@@ -86,7 +76,7 @@ class DrawnItems:
 
     def _drawn(self, rows: Rows, epoch: int) -> Int64s:
         """Draw indices of items as negatives, int64 ``[num_rows, negatives]``."""
-        keys = row_keys(rows, self._seed, epoch)
+        keys = row_keys(rows, self._options.seed, epoch)
         forbidden = self._forbidden(rows)
         row, number = np.divmod(np.arange(len(rows) * self._negatives), self._negatives)
         drawn = np.zeros(len(row), np.int64)
@@ -118,9 +108,9 @@ class DrawnItems:
 
     def _forbidden(self, rows: Rows) -> Int64s:
         """Return ``row * num_items + item index`` of all excluded items, in ascending order."""
-        own = item_of_rows(rows, self._item), np.ones(len(rows), np.int64)
+        own = item_of_rows(rows, self._options.item), np.ones(len(rows), np.int64)
         pairs = []
-        for ids, lengths in (own, *(lists_of(rows, name) for name in self._never)):
+        for ids, lengths in (own, *(lists_of(rows, name) for name in self._options.never)):
             places = self._items.places(ids)
             row = np.repeat(np.arange(len(rows)), lengths)
             pairs.append((row * len(self._items) + places)[places >= 0])
@@ -153,15 +143,10 @@ class RequestRows:
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        keys: SessionKeys,
-        label: str,
-        columns: Sequence[str],
-        *,
-        negatives: int,
-        seed: int,
+        self, dataset: Dataset, columns: Sequence[str], options: Negatives.Options
     ) -> None:
+        keys, label = dataset.session_keys(), dataset.schema().label
+        assert keys is not None, "Negatives.prepare() checks it"
         parts, sessions, labels = [], [], []
         for rows in row_tables.rows_of_split(dataset, "train"):
             sessions.append(_sessions(rows, keys.session))
@@ -183,7 +168,7 @@ class RequestRows:
             )
         self._clicked, self._session = clicked, session
         self._table = row_tables.RowTable(parts)
-        self._negatives, self._seed = negatives, seed
+        self._negatives, self._seed = options.negatives, options.seed
 
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
         """Return a reader with one column, the row indices of the positive rows."""
@@ -336,51 +321,23 @@ class Negatives(DatasetWrapper):
             return NegativesReader(inner, self._drawn_items, said)
         rows = self._request_rows
         log = self.inner.reader(rank=0, world_size=1, batch_size=1, split=split).state_dict()
-        data = {
-            **said,
-            "log": readers.digest(log),
-        }  # the initial state identifies these rows
+        data = {**said, "log": readers.digest(log)}  # the initial state identifies the rows
         return NegativesReader(rows.positives(**ranks, batch_size=anchors, data=data), rows, said)
 
     @cached_property
     def _drawn_items(self) -> DrawnItems:
-        options, label = self.options, self.inner.schema().label
-        columns = tuple(dict.fromkeys((options.item, *options.with_item)))
-        items = kept(
-            self.inner,
-            ("items", columns),
-            lambda: Items.of(self.inner, options.item, columns),
-        )
-        power = options.power if options.by == "popularity" else 0.0
-        return DrawnItems(
-            items,
-            options.item,
-            label,
-            negatives=options.negatives,
-            weights=items.counts.astype(np.float64) ** power,
-            never=options.never,
-            seed=options.seed,
-        )
+        item = self.options.item
+        columns = tuple(dict.fromkeys((item, *self.options.with_item)))
+        items = kept(self.inner, ("items", columns), lambda: Items.of(self.inner, item, columns))
+        return DrawnItems(items, self.inner.schema().label, self.options)
 
     @cached_property
     def _request_rows(self) -> RequestRows:
-        options, keys = self.options, self.inner.session_keys()
-        assert keys is not None, "prepare looked"
         # Columns of a reader, with the session if requested.
         first = next(iter(self.inner.reader(rank=0, world_size=1, batch_size=1, split="train")))
         columns = tuple(first.data.schema.names)
-        return kept(
-            self.inner,
-            ("requests", columns, options.negatives, options.seed),
-            lambda: RequestRows(
-                self.inner,
-                keys,
-                self.inner.schema().label,
-                columns,
-                negatives=options.negatives,
-                seed=options.seed,
-            ),
-        )
+        key = "requests", columns, self.options.negatives, self.options.seed
+        return kept(self.inner, key, lambda: RequestRows(self.inner, columns, self.options))
 
 
 class NegativesReader(Reader):
