@@ -23,6 +23,7 @@ from recd_plugins.api import (
     Rows,
     SetupError,
     Split,
+    row_tables,
 )
 
 State = dict[str, Any]
@@ -167,8 +168,6 @@ class RequestReader(Reader):
         self._position = dict(state)
 
     def __iter__(self) -> Iterator[Rows]:
-        from recd_plugins.api import row_tables
-
         streams = [self._open(rank, self._world_size) for rank in range(self._world_size)]
         before = self._position["inner"]
         for stream in streams:
@@ -200,8 +199,6 @@ class RequestReader(Reader):
 
     def _carried_rows(self) -> list[Rows]:
         """Read again the rows that were carried over at the current position."""
-        from recd_plugins.api import row_tables
-
         if self._position["carried"] is None:
             return []
         before, world_size, counts = self._position["carried"]
@@ -228,8 +225,6 @@ class RequestReader(Reader):
 
     def _deal(self, parts: list[Rows]) -> Rows:
         """Divide the rows of all ranks by the cost of requests. Return the rows of this rank."""
-        from recd_plugins.api import row_tables
-
         requests = []  # cost, part, first row, number of rows
         for n, rows in enumerate(parts):
             starts = self._starts(rows)
@@ -237,7 +232,8 @@ class RequestReader(Reader):
             for cost, (start, end) in zip(costs, pairwise([*starts, len(rows)]), strict=True):
                 requests.append((cost, n, start, end - start))
         while len(requests) < self._world_size:
-            cost, n, start, size = requests.pop(requests.index(max(requests, key=itemgetter(3))))
+            cost, n, start, size = longest = max(requests, key=itemgetter(3))
+            requests.remove(longest)
             half = size // 2
             requests += [(cost / 2, n, start, half), (cost / 2, n, start + half, size - half)]
         loads = [(0.0, rank) for rank in range(self._world_size)]
