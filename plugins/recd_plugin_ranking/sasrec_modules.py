@@ -15,9 +15,9 @@ from recd_plugin_ranking.ops import (
     Candidates,
     expanded,
     full_losses,
+    ids_of_rows,
     log_of_presence,
     losses_among,
-    only_ids,
     padded_last,
     row_sums,
     weighted_mean,
@@ -157,7 +157,7 @@ class SasRecModule(nn.Module):
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
         """Return user vectors ``[B, D]``; their dot products with item vectors are logits."""
-        return self.top.users(self.items(batch.sequence_features), batch)
+        return self.top.encoded(self.items(batch.sequence_features), batch)[2]
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
         """Return the vector of each row's item, ``[B, D]``."""
@@ -184,8 +184,7 @@ class Top(nn.Module):
         self.register_buffer("share", None if share is None else torch.from_numpy(share))
 
     def forward(self, embeddings: Embeddings, batch: ModelInput) -> Output:
-        encoded, lengths = self._encoded(embeddings, batch)
-        users = self._expanded(_at(encoded, lengths), batch, self._options.history)
+        history, encoded, users = self.encoded(embeddings, batch)
         items = self.item_vectors(embeddings, batch)
         logits = (users * items).sum(1)
         if torch.compiler.is_exporting():  # rows without labels are only scored
@@ -193,48 +192,53 @@ class Top(nn.Module):
         elif self._options.loss == "binary":
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
         else:
-            loss = self._softmax(embeddings, batch, encoded, lengths, users)
+            loss = self._softmax(embeddings, batch, history, encoded, users)
         return loss, (loss.detach(), logits.detach(), batch.labels)
-
-    def users(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
-        encoded, lengths = self._encoded(embeddings, batch)
-        return self._expanded(_at(encoded, lengths), batch, self._options.history)
 
     def item_vectors(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
         name, temperature = self._options.item, self._options.temperature
         if self.output is None:
             rows = batch.unique_rows(name, embeddings[name])
-            return self._expanded(row_sums(rows), batch, name) / temperature
-        ids = self._item_ids(batch)
+            return expanded(row_sums(rows), batch.inverse_lookup.get(name)) / temperature
+        ids = ids_of_rows(batch, name)
         there = (ids >= 0).unsqueeze(1)
         return self.output.weight.index_select(0, ids.clamp(min=0)) * there / temperature
 
-    def _encoded(self, embeddings: Embeddings, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """Encode deduplicated histories to ``[U, L + 1, D]``, and return their lengths ``[U]``."""
+    def encoded(self, embeddings: Embeddings, batch: ModelInput) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode deduplicated histories.
+
+        Returns:
+            Their padded vectors ``[U, L, D]``, the encodings ``[U, L + 1, D]``, and the user vector
+            of each row, ``[B, D]``.
+        """
         options = self._options
         rows = batch.unique_rows(options.history, embeddings[options.history])
         fill = rows.values().new_zeros(1, options.embedding_dim)
-        items, lengths = padded_last(rows, options.max_length, fill)
-        return self.encoder(items, lengths), lengths
+        history, lengths = padded_last(rows, options.max_length, fill)
+        encoded = self.encoder(history, lengths)
+        last = encoded[torch.arange(lengths.shape[0], device=lengths.device), lengths]
+        return history, encoded, expanded(last, batch.inverse_lookup.get(options.history))
 
     def _softmax(
         self,
         embeddings: Embeddings,
         batch: ModelInput,
+        history: Tensor,
         encoded: Tensor,
-        lengths: Tensor,
         users: Tensor,
     ) -> Tensor:
         """Return the loss of predicting the items of positive rows and of their histories."""
         options = self._options
-        targets = self._item_ids(batch)
+        targets = ids_of_rows(batch, options.item)
         positive = (batch.labels > 0.5) & (targets >= 0)
         # Weight each history by its number of positive rows, as without deduplication.
         inverse = batch.inverse_lookup.get(options.history)
         times = positive.to(users.dtype)
         if inverse is not None:
-            times = times.new_zeros(len(lengths)).index_add(0, inverse, times)
-        history_ids = self._history_ids(batch)
+            times = times.new_zeros(len(encoded)).index_add(0, inverse, times)
+        assert batch.sequence_features is not None, "the model looks up a sequence"
+        name = options.history
+        history_ids = batch.unique_rows(name, batch.sequence_features[name])
         nothing = history_ids.values().new_full((1,), -1)
         places, _ = padded_last(history_ids, options.max_length, nothing)
         inner = (places >= 0) & (times > 0).unsqueeze(1)
@@ -248,12 +252,9 @@ class Top(nn.Module):
         if self.output is not None:
             logits = self.output(queries) / options.temperature
             return weighted_mean(full_losses(logits, ids), weights) + 0 * users.sum()
-        rows = batch.unique_rows(options.history, embeddings[options.history])
-        zeros = rows.values().new_zeros(1, options.embedding_dim)
-        looked_up, _ = padded_last(rows, options.max_length, zeros)
-        name = options.item
-        of_rows = self._expanded(row_sums(batch.unique_rows(name, embeddings[name])), batch, name)
-        vectors = torch.cat([looked_up[inner], of_rows[positive]])
+        unique = row_sums(batch.unique_rows(options.item, embeddings[options.item]))
+        of_rows = expanded(unique, batch.inverse_lookup.get(options.item))
+        vectors = torch.cat([history[inner], of_rows[positive]])
         candidates = Candidates.of(
             ids, vectors, options.most_candidates, self.draws.next(users.device)
         )
@@ -262,22 +263,3 @@ class Top(nn.Module):
             correction = log_of_presence(self.share, weights.sum())
         losses = losses_among(candidates, queries, ids, vectors, correction, options.temperature)
         return weighted_mean(losses, weights) + 0 * users.sum()
-
-    def _history_ids(self, batch: ModelInput) -> JaggedTensor:
-        assert batch.sequence_features is not None, "the model looks up a sequence"
-        name = self._options.history
-        return batch.unique_rows(name, batch.sequence_features[name])
-
-    def _item_ids(self, batch: ModelInput) -> Tensor:
-        assert batch.sequence_features is not None, "the model looks up a sequence"
-        name = self._options.item
-        unique = only_ids(batch.unique_rows(name, batch.sequence_features[name]))
-        return self._expanded(unique, batch, name)
-
-    def _expanded(self, unique: Tensor, batch: ModelInput, feature: str) -> Tensor:
-        return expanded(unique, batch.inverse_lookup.get(feature))
-
-
-def _at(encoded: Tensor, lengths: Tensor) -> Tensor:
-    """Return the vector of each row at position ``lengths``, ``[U, D]``."""
-    return encoded[torch.arange(lengths.shape[0], device=lengths.device), lengths]
