@@ -76,11 +76,13 @@ def test_round_trip_is_exact_and_merges_all_that_is_equal(kjt, groups):
 
 def test_what_cannot_be_deduplicated_is_refused():
     kjt = make_kjt({"a": [[1], [1]]})
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+    variable = KeyedJaggedTensor(
+        ["a"], kjt.values(), lengths=kjt.lengths(), stride_per_key_per_rank=[[2]]
+    )
     with pytest.raises(ValueError, match="no feature 'nope'"):
         InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "nope"]])
     with pytest.raises(ValueError, match="variable batch"):
-        InverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt(), [["a"]])
+        InverseKeyedJaggedTensor.from_kjt(variable, [["a"]])
     weighted = make_kjt({"a": [[1], [1]]}, weights=torch.ones(2, requires_grad=True))
     with pytest.raises(ValueError, match="weights that require a gradient"):
         InverseKeyedJaggedTensor.from_kjt(weighted, [["a"]])
@@ -95,12 +97,6 @@ def test_the_forms_for_torchrec():
     unique = ikjt.to_unique_kjt()
     assert unique.stride() == 2
     assert unique["a"].to_dense()[0].tolist() == [1, 2]
-    variable = ikjt.to_vbe_kjt()
-    assert variable.stride_per_key() == [2, 2]
-    assert variable.stride_per_key_per_rank() == [[2], [2]]
-    keys, inverse = variable.inverse_indices()
-    assert keys == ["a", "b"]
-    assert inverse.tolist() == [[0, 0, 1], [0, 0, 1]]
     assert ikjt.dedupe_factor() == pytest.approx(7 / 4)
 
 

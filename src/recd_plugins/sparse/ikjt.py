@@ -157,22 +157,6 @@ class InverseKeyedJaggedTensor(Movable):
             stride=self.stride(),
         )
 
-    def to_vbe_kjt(self) -> KeyedJaggedTensor:
-        """Return a KJT with variable batch per feature (VBE), for an EmbeddingBagCollection only.
-
-        The module sends and looks up the U unique rows, and returns B rows. Do not pass the result
-        to other modules (docs/exactness.md).
-        """
-        num_keys = len(self._keys)
-        return KeyedJaggedTensor(
-            keys=self._keys,
-            values=self._values,
-            weights=self._weights,
-            lengths=self._lengths,
-            stride_per_key_per_rank=[[self.num_unique()]] * num_keys,
-            inverse_indices=(self._keys, self._inverse_lookup.long().repeat(num_keys, 1)),
-        )
-
     def to_unique_kjt(self) -> KeyedJaggedTensor:
         """Return a plain KJT of the U unique rows."""
         return KeyedJaggedTensor(
