@@ -97,7 +97,7 @@ class _DynamicCollection:
             self.row_state[table](part.values()) if table in self.dynamic else part.values()
             for part, table in zip(parts, tables, strict=True)
         ]
-        return jagged.with_values(features, torch.cat(values))
+        return jagged.with_fields(features, values=torch.cat(values))
 
 
 class DynamicBags(_DynamicCollection, EmbeddingBagCollection):

@@ -170,7 +170,7 @@ class _ShardedDynamic:
                 mix(ids.long()) if feature in dynamic else ids.long()
                 for feature, ids in zip(features.keys(), _split(features), strict=True)
             ]
-            features = jagged.with_values(features, torch.cat(mixed))
+            features = jagged.with_fields(features, values=torch.cat(mixed))
         return super().distribute(ctx, features)  # type: ignore[misc]
 
     def look_up(self: Any, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
@@ -196,7 +196,7 @@ class _ShardedDynamic:
                 sizes = [len(values[key]) for key in keys]
                 for key, part in zip(keys, torch.split(rows, sizes), strict=True):
                     values[key] = part
-        return jagged.with_values(received, torch.cat(values))
+        return jagged.with_fields(received, values=torch.cat(values))
 
 
 def rank_indices(model: nn.Module) -> Iterator[tuple[str, RankIndex]]:

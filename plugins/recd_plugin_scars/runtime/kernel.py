@@ -177,7 +177,7 @@ class _Cached(lookup_kernels.RowKernel):
         self._fast.follow_optimizer()
         self._fast.wait()
         try:
-            output = looked_up(jagged.with_values(features, batch.slot_of_id))
+            output = looked_up(jagged.with_fields(features, values=batch.slot_of_id))
         except BaseException:
             self._rows.release(batch, changed=False)
             raise

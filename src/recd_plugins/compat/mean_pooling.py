@@ -29,7 +29,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.coalesced.input_dist import numbers_on, refuse_at_signs
-from recd_plugins.sparse.deduplicated_kjt import with_fields
+from recd_plugins.sparse.jagged import with_fields
 
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
 

@@ -28,8 +28,8 @@ from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, refuse_at_signs
-from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows, with_fields
-from recd_plugins.sparse.jagged import plain_kjt
+from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
+from recd_plugins.sparse.jagged import plain_kjt, with_fields
 
 logger = logging.getLogger(__name__)
 
@@ -344,6 +344,7 @@ def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return with_fields(
         features,
         lengths=features.lengths().new_zeros(num_keys),
+        offsets=None,
         stride=None if variable else 1,
         stride_per_key_per_rank=[[1]] * num_keys if variable else None,
         inverse_indices=indices and (indices[0], indices[1].new_zeros(num_keys, 1)),

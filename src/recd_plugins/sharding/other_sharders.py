@@ -92,7 +92,8 @@ from recd_plugins.sharding.sharders import (
 )
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY as _ROW_WISE
 from recd_plugins.sharding.wire import Codecs, why_plain_codecs
-from recd_plugins.sparse.deduplicated_kjt import unique_rows, with_fields
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
+from recd_plugins.sparse.jagged import with_fields
 
 _OF_KJTS = (
     ShardedFeatureProcessedEmbeddingBagCollection,

@@ -159,21 +159,6 @@ def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def with_fields(features: KeyedJaggedTensor, **fields: Any) -> KeyedJaggedTensor:
-    """Return a copy of a KeyedJaggedTensor with the constructor arguments in ``fields``."""
-    variable = features.variable_stride_per_key()
-    kept: dict[str, Any] = {
-        "keys": features.keys(),
-        "values": features.values(),
-        "weights": features.weights_or_none(),
-        "lengths": features.lengths(),
-        "stride": None if variable else features.stride(),
-        "stride_per_key_per_rank": features.stride_per_key_per_rank() if variable else None,
-        "inverse_indices": features.inverse_indices_or_none(),
-    }
-    return KeyedJaggedTensor(**kept | fields)
-
-
 def _tensors(kjt: KeyedJaggedTensor) -> tuple[Tensor | None, ...]:
     return kjt.values(), kjt.lengths_or_none(), kjt.offsets_or_none(), kjt.weights_or_none()
 

@@ -188,17 +188,18 @@ def weights_of(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor
     return torch.cat(list(weights.values()))
 
 
-def with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Return a copy of ``features`` with other ids."""
+def with_fields(features: KeyedJaggedTensor, **fields: Any) -> KeyedJaggedTensor:
+    """Return a copy of a KeyedJaggedTensor with the constructor arguments in ``fields``."""
     variable = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=values,
-        weights=features.weights_or_none(),
-        lengths=features.lengths_or_none(),
-        offsets=features.offsets_or_none(),
-        stride=None if variable else features.stride(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-        length_per_key=features.length_per_key(),
-        inverse_indices=features.inverse_indices_or_none(),
-    )
+    kept: dict[str, Any] = {
+        "keys": features.keys(),
+        "values": features.values(),
+        "weights": features.weights_or_none(),
+        "lengths": features.lengths_or_none(),
+        "offsets": features.offsets_or_none(),
+        "stride": None if variable else features.stride(),
+        "stride_per_key_per_rank": features.stride_per_key_per_rank() if variable else None,
+        "length_per_key": features.length_per_key(),
+        "inverse_indices": features.inverse_indices_or_none(),
+    }
+    return KeyedJaggedTensor(**kept | fields)
