@@ -25,10 +25,9 @@ from recd_plugins.training.sharded_model import Variant, build_sharded_model
 from recd_plugins.training.step_profile import StepProfile
 
 _LONG_HISTORY, _LAYERS = 200, 2
-_MEAN = "{use: recd.mean, features: [history]}"
 _TARGET_ATTENTION = (
-    "{use: recd.target_attention, features: [history], "
-    f"options: {{target: shown_item_id, layers: {_LAYERS}}}}}"
+    "pooling=[{use: recd.target_attention, features: [history], "
+    f"options: {{target: shown_item_id, layers: {_LAYERS}}}}}]"
 )
 OPTIONS = [
     click.Option(
@@ -52,9 +51,6 @@ def run(size: Size, batch_size: int | None = None) -> Findings:
             folder.mkdir()
         plain = write_requests(folders[0], rows)
         attention = write_requests(folders[1], rows, _LONG_HISTORY)
-        text = attention.read_text(encoding="utf-8")
-        assert _MEAN in text, "recd init writes this pooling"
-        attention.write_text(text.replace(_MEAN, _TARGET_ATTENTION), encoding="utf-8")
         settings = [
             # Use a fixed sharding, so that only deduplication differs.
             "sharding[0].use=torchrec.planner",
@@ -67,6 +63,7 @@ def run(size: Size, batch_size: int | None = None) -> Findings:
             "training.eps=1.0e-3",
         ]
         of_dlrm = figures_over_stock(plain, pairs, settings)
+        settings.append(_TARGET_ATTENTION)
         of_attention = figures_over_stock(attention, pairs, settings)
         per_row = figures_over_stock(attention, pairs, [*settings, "model.pool_rows=all"])
         model = load_registry(plain).model

@@ -104,12 +104,6 @@ class PredictJob(trained_models.TrainedJob):
         say_absent(registry, self.checkpoint)
         registry.dataset.to_score(self.table).prepare()
 
-    def kept(self, dataset: Dataset, size: int) -> KeptColumns | None:
-        """Return a reader of the columns of option ``--keep``, or None if there are none."""
-        if not self.keep:
-            return None
-        return KeptColumns(self.table, self.keep, size, dataset.storage())
-
     def planned_by(self, registry: RunConfig) -> RunConfig:
         """Return the run config to plan with. Missing training data is replaced by the table."""
         if not isinstance(registry.dataset, trained_models.AbsentData):
@@ -146,7 +140,9 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     dataset = registry.dataset.to_score(job.table)
     rank_agreement.check_agreement("looking at the table", {"its rows": dataset.identity()})
     size = job.batch_size or registry.training.batch_size
-    kept = job.kept(dataset, size * world_size) if rank == 0 else None
+    kept = None
+    if rank == 0 and job.keep:
+        kept = KeptColumns(job.table, job.keep, size * world_size, dataset.storage())
     # The training split may have fewer rows than one batch of this size.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = row_pipelines.RowPipeline.of_model(scored, prepared)

@@ -148,16 +148,8 @@ class TargetAttentionPooling(_TargetAttentionPooling):
     def build(self, embedding_dim: int) -> nn.Module:
         from recd_plugin_recd.pooling.target_attention import StackedTargetAttention
 
-        options = self.options
-        _check_heads(self.name, options.heads, embedding_dim)
-        return StackedTargetAttention(
-            embedding_dim,
-            options.heads,
-            options.layers,
-            options.feed_forward,
-            options.positions,
-            options.encoder_layers,
-        )
+        _check_heads(self.name, self.options.heads, embedding_dim)
+        return StackedTargetAttention(embedding_dim, **self.options.model_dump(exclude={"target"}))
 
 
 class TransformerPooling(_SelfAttentionPooling):

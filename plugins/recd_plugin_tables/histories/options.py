@@ -47,9 +47,8 @@ class HistoryOptions(PluginOptions):
                 "a history needs option 'of' (a column of this table) or 'store' (a file of recd "
                 "histories build). Set one of them"
             )
-        only = [name for name in ("user", "item") if getattr(self, name) is not None]
-        if self.store is None and only:
-            raise ValueError(f"option {only[0]!r} needs option store. Remove one of them")
+        if self.store is None and (self.user or self.item):
+            raise ValueError("options 'user' and 'item' need option 'store'. Remove them")
         if self.store is not None and self.ties == "stored":
             raise ValueError(
                 "ties: stored does not apply to a store, which returns only events before the "

@@ -56,12 +56,6 @@ class StoreNote:
     step: int
     items: Sequence[ItemNote]
 
-    @classmethod
-    def from_json(cls, text: bytes) -> StoreNote:
-        """Parse the metadata of a store."""
-        found = file_utils.parse_json(text)
-        return cls(**{**found, "items": [ItemNote(**each) for each in found["items"]]})
-
 
 class EventStore:
     """Reads a user's events before a given time. Opens the file ``path`` on first use."""
@@ -83,7 +77,8 @@ class EventStore:
                 f"{self.path}: this file is not a store of events. Write one with recd histories "
                 f"build EVENTS {self.path}."
             )
-        return StoreNote.from_json(text)
+        found = file_utils.parse_json(text)
+        return StoreNote(**{**found, "items": [ItemNote(**each) for each in found["items"]]})
 
     def contents(self) -> dict[str, Any]:
         """Return a fingerprint of the events, the file's size and footer digest, as JSON values."""

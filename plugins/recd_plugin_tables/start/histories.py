@@ -53,16 +53,14 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
         )
     path = Path(events)
     try:
-        store = EventStore(path)
-        note = store.note
+        note = EventStore(path).note
     except DataError:
         path = beside.with_name(f"{Path(events).name.partition('.')[0]}.events.parquet")
         log = open_source(events)
         columns = event_columns(log)
         with progress_bars.row_progress(f"sorting {events}", log.num_rows) as advance:
             build_store(log, path, columns, advance)
-        store = EventStore(path)
-        note = store.note
+        note = EventStore(path).note
         click.echo(
             f"{path}: the events of {events}, by user {columns.user!r} and time {columns.time!r}, "
             f"items {columns.items[0]!r}"
@@ -74,7 +72,7 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
     return StoredHistory(
         name=next(name for name in names if name not in taken),
         options={"store": str(path), "user": user, "item": stored.name},
-        distinct=store.num_distinct(stored.name),
+        distinct=EventStore(path).num_distinct(stored.name),
         shares=item.name if item is not None and same else None,
     )
 

@@ -158,12 +158,10 @@ class TargetPooling(Pooling):
 def _stacked(pooled: Sequence[Tensor], num_rows: int, embedding_dim: int) -> Tensor:
     import torch
 
-    expected = (num_rows, embedding_dim)
-    for index, vectors in enumerate(pooled, start=1):
-        shape = getattr(vectors, "shape", type(vectors).__name__)
-        if shape != expected:
+    for vectors in pooled:
+        if vectors.shape != (num_rows, embedding_dim):
             raise ValueError(
-                f"pooling module {index} of {len(pooled)} returned {shape}. Return one "
-                f"vector per row, [num_rows, embedding_dim] = {list(expected)}"
+                f"a pooling module returned the shape {list(vectors.shape)}. Return one vector per "
+                f"row, [num_rows, embedding_dim] = {[num_rows, embedding_dim]}"
             )
     return torch.stack(list(pooled), dim=1)

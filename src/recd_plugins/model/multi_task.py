@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,17 +38,12 @@ class MultiTaskArch(nn.Module):
 
     def forward(self, interactions: Tensor) -> Tensor:
         """Map ``[B, in_features]`` to logits ``[B, T]``."""
-        inputs = self.shared(interactions)
+        return self.logits(self.shared(interactions))
+
+    def logits(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Map the input of each tower, ``[B, width]``, to logits ``[B, T]``."""
         logits = [tower(each) for tower, each in zip(self.towers, inputs, strict=True)]
         return torch.cat(logits, dim=1)
-
-    def bottom_and_head(self) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-        """Return the shared bottom MLP, and a function from its output to the logits."""
-        assert isinstance(self.shared, SharedBottom)
-        return self.shared.bottom, self._head
-
-    def _head(self, shared: Tensor) -> Tensor:
-        return torch.cat([tower(shared) for tower in self.towers], dim=1)
 
     def start_at(self, means: Mapping[str, float]) -> None:
         """Set the last bias of each tower so that its initial prediction is the mean target."""

@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.model.cuda_graph import GraphedLoss
-from recd_plugins.model.multi_task import MultiTaskArch
+from recd_plugins.model.multi_task import MultiTaskArch, SharedBottom
 from recd_plugins.model.sequence_pooling import PooledSides
 from recd_plugins.sparse.request_rows import RequestRows
 
@@ -203,11 +203,14 @@ class UserSplit:
         of_rows = _cat(rows, dense.shape[0], vector)
         logits: Tensor
         if crossnet is None:
+            products = self._dot_products(request, vector, of_user, of_rows)
             if isinstance(over_arch, MultiTaskArch):
-                mlp, head = over_arch.bottom_and_head()
+                assert isinstance(over_arch.shared, SharedBottom)
+                shared = _run_mlp(over_arch.shared.bottom, products)
+                logits = over_arch.logits([shared] * len(over_arch.tasks))
             else:
                 mlp, head = over_arch.model
-            logits = head(_run_mlp(mlp, self._dot_products(request, vector, of_user, of_rows)))
+                logits = head(_run_mlp(mlp, products))
         else:
             x = torch.cat([request.expand(of_user), of_rows], dim=1).index_select(1, self._order)
             sides = of_user.flatten(1), of_rows.flatten(1)
