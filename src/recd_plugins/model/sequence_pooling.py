@@ -68,7 +68,8 @@ class SequencePooling(nn.Module):
     @property
     def targets(self) -> tuple[str, ...]:
         """Return the target features whose vectors the caller must pass to ``forward``."""
-        named = (plugin.target for plugin in self._target_poolings())
+        plugins = self.pooled_by.values()
+        named = (plugin.target for plugin in plugins if isinstance(plugin, TargetPooling))
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
     def put(self, feature: str, plugin: Pooling) -> None:
@@ -101,9 +102,15 @@ class SequencePooling(nn.Module):
         """
         user = self._user_features(request)
         groups = self._groups(embeddings, batch, request, user)
-        entries = _by_plugin(groups)
-        pooled = [vectors for entry in entries for vectors in self._pooled(entry)]
-        first = [group for entry in entries for group in entry]
+        entries: dict[int, list[_Group]] = {}  # groups by plugin
+        of_targets: list[tuple[_Group, TargetPooling]] = []
+        for group in groups:
+            if isinstance(group.plugin, TargetPooling):
+                of_targets.append((group, group.plugin))
+            else:
+                entries.setdefault(id(group.plugin), []).append(group)
+        pooled = [vectors for entry in entries.values() for vectors in self._pooled(entry)]
+        first = [group for entry in entries.values() for group in entry]
         rows = tuple(name for name in self.features if name not in user)
         sizes = {user: 0 if request is None else request.num_rows, rows: batch.labels.shape[0]}
         whole, vectors = dict[tuple[str, ...], Tensor](), dict[str, Tensor]()
@@ -121,10 +128,10 @@ class SequencePooling(nn.Module):
                 vectors |= group.each(every)
         known = {**(targets or {}), **vectors}
         if request is not None:
-            known |= {name: request.expand(known[name]) for name in self._user_targets(user)}
-        for group in groups:
-            if isinstance(group.plugin, TargetPooling):
-                vectors |= group.each(self._seen_by_target(group, group.plugin, known))
+            of_user = {plugin.target for _, plugin in of_targets}.intersection(user)
+            known |= {name: request.expand(known[name]) for name in of_user}
+        for group, plugin in of_targets:
+            vectors |= group.each(self._seen_by_target(group, plugin, known))
         for side in sizes:
             if side and side not in whole:
                 whole[side] = torch.stack([vectors[feature] for feature in side], dim=1)
@@ -141,9 +148,6 @@ class SequencePooling(nn.Module):
             and name in request.features
             and not isinstance(self.pooled_by[name], TargetPooling)
         )
-
-    def _user_targets(self, user: Sequence[str]) -> set[str]:
-        return {plugin.target for plugin in self._target_poolings()}.intersection(user)
 
     def _groups(
         self,
@@ -194,9 +198,6 @@ class SequencePooling(nn.Module):
         with plugin_call(plugin, _described([group])):
             return plugin.pool_for(group.modules, group.sequences, target, group.inverse)
 
-    def _target_poolings(self) -> list[TargetPooling]:
-        return [each for each in self.pooled_by.values() if isinstance(each, TargetPooling)]
-
 
 @dataclass
 class _Group:
@@ -223,15 +224,6 @@ class _Group:
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return a dict from feature to its slice of ``vectors`` ``[num_rows, F, dim]``."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
-
-
-def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
-    """Return a list of groups for each pooling plugin that needs no target vectors."""
-    entries: dict[int, list[_Group]] = {}
-    for group in groups:
-        if not isinstance(group.plugin, TargetPooling):
-            entries.setdefault(id(group.plugin), []).append(group)
-    return list(entries.values())
 
 
 def _gathered(
