@@ -94,7 +94,7 @@ def test_candidate_features_are_refused_in_user() -> None:
     assert chosen["user"].tolist() == [[0.0], [3.0], [4.0]]
     with pytest.raises(LookupError, match="'item' is not a user feature; these are 'user'"):
         chosen["item"]
-    with pytest.raises(KeyError, match="usr"):
+    with pytest.raises(LookupError, match=r"no feature 'usr'\. Did you mean 'user'\?"):
         chosen["usr"]
 
 

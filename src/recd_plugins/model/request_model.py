@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.runtime.text import shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.jagged import runs_of_equal_rows
 from recd_plugins.sparse.request_rows import RequestRows
@@ -152,7 +152,13 @@ class UserVectors:
 
     def __getitem__(self, feature: str) -> Tensor:
         """Return ``[U, D]``. Raises LookupError if ``feature`` is not a user feature."""
-        return _select_feature(self._vectors[feature], feature, self._request)
+        try:
+            rows = self._vectors[feature]
+        except KeyError:
+            names = list(self._vectors.keys())
+            hint = did_you_mean(feature, names) or f". It has {shortened(names)}"
+            raise LookupError(f"batch.vectors has no feature {feature!r}{hint}") from None
+        return _select_feature(rows, feature, self._request)
 
 
 class UserSide:

@@ -199,7 +199,7 @@ def with_fields(features: KeyedJaggedTensor, **fields: Any) -> KeyedJaggedTensor
         "offsets": features.offsets_or_none(),
         "stride": None if variable else features.stride(),
         "stride_per_key_per_rank": features.stride_per_key_per_rank() if variable else None,
-        "length_per_key": features.length_per_key(),
+        "length_per_key": features.length_per_key_or_none(),  # computing it may wait for CUDA
         "inverse_indices": features.inverse_indices_or_none(),
     }
     return KeyedJaggedTensor(**kept | fields)
