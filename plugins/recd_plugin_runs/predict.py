@@ -28,6 +28,7 @@ from recd_plugins.api import (
     ModelInput,
     Rows,
     RunConfig,
+    Split,
     doing,
     file_utils,
     lookup_kernels,
@@ -287,8 +288,8 @@ def turns(
         )
 
 
-def scanned(dataset: Dataset) -> Iterator[Rows]:
-    """Yield all rows of a dataset for scoring, in stored order."""
+def scanned(dataset: Dataset, split: Split = "train") -> Iterator[Rows]:
+    """Yield all rows of a split for scoring, in stored order."""
     with plugin_call(dataset, "scan"):
-        rows = dataset.scan("train")
+        rows = dataset.scan(split)
     return plugin_items(dataset, "scan", rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugin_runs.predict import score_turns, turns
+from recd_plugin_runs.predict import scanned, score_turns, turns
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -25,9 +25,8 @@ from recd_plugins.api import (
     list_dict,
     measure_quality,
     measure_tasks,
-    plugin_call,
-    plugin_items,
     row_pipelines,
+    row_tables,
     tasks,
     text_utils,
     trained_models,
@@ -37,7 +36,6 @@ from recd_plugins.api import (
 MOST = 20
 _BINS = 10
 _MISSING = "(missing)"
-_ROWS_AT_ONCE = 4096
 
 
 def columns_of(dataset: Dataset, name: str) -> list[str]:
@@ -66,16 +64,8 @@ def columns_of(dataset: Dataset, name: str) -> list[str]:
 def split_rows(dataset: Dataset, split: Split) -> Iterator[Rows]:
     """Yield every row of a split once, in stored order, without dataset wrappers."""
     if _has_scan(dataset):
-        with plugin_call(dataset, "scan"):
-            rows = dataset.scan(split)
-        yield from plugin_items(dataset, "scan", rows)
-        return
-    one_by_one = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
-    full = len(one_by_one) // _ROWS_AT_ONCE
-    if full:
-        yield from dataset.reader(rank=0, world_size=1, batch_size=_ROWS_AT_ONCE, split=split)
-    one_by_one.skip(full * _ROWS_AT_ONCE)
-    yield from islice(one_by_one, len(one_by_one) - full * _ROWS_AT_ONCE)
+        return scanned(dataset, split)
+    return row_tables.rows_of_split(dataset, split)
 
 
 def _has_scan(dataset: Dataset) -> bool:
