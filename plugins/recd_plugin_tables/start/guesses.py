@@ -205,9 +205,14 @@ def sequence(guesses: Guesses) -> ItemSequence | None:
         times = survey.pairs(group.name, time.name) or survey.rows
         rows = survey.rows - group.seen.distinct
         ties = "stored" if times - group.seen.distinct < _LATER * rows else "apart"
+    return ItemSequence(name_of_history(guesses), item.name, ties)
+
+
+def name_of_history(guesses: Guesses) -> str:
+    """Return a name for a history feature that no feature of the table has."""
     taken = {feature_name(each.name) for each in guesses.columns}
     names = chain(["history"], (f"history_{number}" for number in count(2)))
-    return ItemSequence(next(each for each in names if each not in taken), item.name, ties)
+    return next(name for name in names if name not in taken)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import click
 from recd_plugin_tables.histories.build import build_store
 from recd_plugin_tables.histories.command import event_columns
 from recd_plugin_tables.histories.store import EventStore
-from recd_plugin_tables.kinds import feature_name, sort_of
+from recd_plugin_tables.kinds import sort_of
 from recd_plugin_tables.sources import open_source
-from recd_plugin_tables.start.guesses import Guesses
+from recd_plugin_tables.start.guesses import Guesses, name_of_history
 from recd_plugin_tables.start.names import USER, named_so, time_column
 from recd_plugin_tables.start.survey import survey
 from recd_plugins.api import DataError, progress_bars
@@ -65,12 +63,10 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
             f"{path}: the events of {events}, by user {columns.user!r} and time {columns.time!r}, "
             f"items {columns.items[0]!r}"
         )
-    taken = {feature_name(each.name) for each in guesses.columns}
-    names = chain(["history"], (f"history_{number}" for number in count(2)))
     item, stored = guesses.item, note.items[0]
     same = item is not None and sort_of(item.seen.leaf.type) == stored.kind
     return StoredHistory(
-        name=next(name for name in names if name not in taken),
+        name=name_of_history(guesses),
         options={"store": str(path), "user": user, "item": stored.name},
         distinct=EventStore(path).num_distinct(stored.name),
         shares=item.name if item is not None and same else None,
@@ -87,7 +83,10 @@ def event_log_beside(table: str, guesses: Guesses) -> Path | None:
     if user is None or item is None or label is None or guesses.the("time") is None:
         return None
     needed = {each.name for each in guesses.columns if not {"label", "unused"} & {*each.roles}}
-    for path in islice(_files_beside(Path(table)), _MOST_FILES):
+    file = Path(table)
+    beside = sorted(file.parent.iterdir()) if file.is_file() else []
+    files = [each for each in beside if each.suffix in _SUFFIXES and each != file]
+    for path in files[:_MOST_FILES]:
         with suppress(DataError):
             source = open_source(path)
             names = {*source.schema.names}
@@ -97,12 +96,6 @@ def event_log_beside(table: str, guesses: Guesses) -> Path | None:
                 if time_column(found, list(found.seen)) is not None:
                     return path
     return None
-
-
-def _files_beside(table: Path) -> Iterator[Path]:
-    if table.is_file():
-        others = sorted(table.parent.iterdir())
-        yield from (each for each in others if each.suffix in _SUFFIXES and each != table)
 
 
 def _user(guesses: Guesses) -> str | None:
