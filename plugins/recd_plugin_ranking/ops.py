@@ -44,14 +44,6 @@ def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Te
     return padded.view(*index.shape, *values.shape[1:]), kept
 
 
-def row_sums(rows: JaggedTensor) -> Tensor:
-    """Return the sum of each row's vectors, ``[rows, D]``."""
-    lengths = rows.lengths().long()
-    values = rows.values()
-    of_value = torch.repeat_interleave(lengths, output_size=values.shape[0])
-    return values.new_zeros(lengths.shape[0], values.shape[1]).index_add(0, of_value, values)
-
-
 def only_ids(rows: JaggedTensor) -> Tensor:
     """Return the id of each row, int64 ``[rows]``, or -1 for rows without exactly one id."""
     lengths = rows.lengths().long()

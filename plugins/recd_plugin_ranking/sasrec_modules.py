@@ -19,9 +19,9 @@ from recd_plugin_ranking.ops import (
     log_of_presence,
     losses_among,
     padded_last,
-    row_sums,
     weighted_mean,
 )
+from recd_plugins.api import jagged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -198,11 +198,17 @@ class Top(nn.Module):
     def item_vectors(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
         name, temperature = self._options.item, self._options.temperature
         if self.output is None:
-            rows = batch.unique_rows(name, embeddings[name])
-            return expanded(row_sums(rows), batch.inverse_lookup.get(name)) / temperature
+            return self._item_rows(embeddings, batch) / temperature
         ids = ids_of_rows(batch, name)
         there = (ids >= 0).unsqueeze(1)
         return self.output.weight.index_select(0, ids.clamp(min=0)) * there / temperature
+
+    def _item_rows(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
+        """Return the embedding of each row's item, ``[B, D]``."""
+        name = self._options.item
+        rows = batch.unique_rows(name, embeddings[name])
+        sums = jagged.row_sums(rows.values(), rows.lengths())
+        return expanded(sums, batch.inverse_lookup.get(name))
 
     def encoded(self, embeddings: Embeddings, batch: ModelInput) -> tuple[Tensor, Tensor, Tensor]:
         """Encode deduplicated histories.
@@ -252,9 +258,7 @@ class Top(nn.Module):
         if self.output is not None:
             logits = self.output(queries) / options.temperature
             return weighted_mean(full_losses(logits, ids), weights) + 0 * users.sum()
-        unique = row_sums(batch.unique_rows(options.item, embeddings[options.item]))
-        of_rows = expanded(unique, batch.inverse_lookup.get(options.item))
-        vectors = torch.cat([history[inner], of_rows[positive]])
+        vectors = torch.cat([history[inner], self._item_rows(embeddings, batch)[positive]])
         candidates = Candidates.of(
             ids, vectors, options.most_candidates, self.draws.next(users.device)
         )

@@ -32,6 +32,7 @@ from recd_plugins.api import (
     arrow,
     file_utils,
     from_columns,
+    jagged,
     row_tables,
     tasks,
     trained_models,
@@ -238,7 +239,7 @@ class PlainBags(PlainSequences):
         vectors = []
         for table, feature, _ in self.outputs:
             stored = features[feature]
-            pooled = _sums(self.tables[table](stored.ids), stored.counts)
+            pooled = jagged.row_sums(self.tables[table](stored.ids), stored.counts)
             if self.configs[table].pooling == PoolingType.MEAN:
                 pooled = pooled / stored.counts.clamp(min=1).unsqueeze(1)
             vectors.append(pooled.index_select(0, stored.rows))
@@ -277,12 +278,6 @@ def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
     for index, config in enumerate(configs):
         for feature in config.feature_names:
             yield index, feature, feature if seen[feature] == 1 else f"{feature}@{config.name}"
-
-
-def _sums(vectors: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum of the vectors of each row, ``[num_rows, dim]``."""
-    row = torch.repeat_interleave(lengths, output_size=vectors.shape[0])
-    return vectors.new_zeros(lengths.shape[0], vectors.shape[1]).index_add(0, row, vectors)
 
 
 class Int8Rows(nn.Module):

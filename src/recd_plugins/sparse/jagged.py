@@ -65,6 +65,12 @@ def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = Non
     return torch.arange(shift.numel(), device=starts.device) + shift
 
 
+def row_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sum of the values ``[num_values, D]`` of each row, ``[num_rows, D]``."""
+    row = torch.repeat_interleave(lengths, output_size=values.shape[0])
+    return values.new_zeros(lengths.shape[0], values.shape[1]).index_add(0, row, values)
+
+
 def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Find the rows that differ from the previous row in any column.
 
