@@ -77,6 +77,13 @@ SLOW = (
     "training/test_evaluation.py::test_every_row_is_scored_once",
     "training/test_pipeline_plugin.py",
     # What takes seconds and seldom breaks alone.
+    "data/test_checks.py::test_a_loader_names_the_value",
+    "cli/test_commands.py::test_what_needs_no_torch",
+    "data/storage/test_row_filter.py::test_any_filter",
+    "drop_in/test_dedup.py::test_ranks_cannot_decide",
+    "test_internals.py",
+    "recd_plugin_runs/tests/test_runs.py::test_a_resumed_run",
+    "test_imports.py::test_importing",
     "distributed/test_byte_counter.py::test_a_train_pipeline",
     "distributed/test_managed_collision.py",
     "recd_plugin_flexshard/tests/test_plan.py::test_more_memory",
