@@ -151,7 +151,7 @@ State = list[tuple["Tensor", "Tensor", "Tensor"]]
 
 
 class RankingMetrics(Metric):
-    """Metrics GAUC, MRR, and NDCG, recall and hit rate at k of each request, or else session."""
+    """GAUC, MRR, and NDCG, recall and hit rate at k, as means over requests, else sessions."""
 
     name = "ranking.metrics"
 
@@ -159,8 +159,8 @@ class RankingMetrics(Metric):
         names: list[Literal["gauc", "mrr", "ndcg", "recall", "hr"]] = Field(
             default=["gauc", "mrr", "ndcg", "recall", "hr"],
             min_length=1,
-            description="Metrics to report. Each is a mean over requests (or sessions) that "
-            "have a positive sample.",
+            description="Metrics to report. Each is a mean over requests (or sessions) with "
+            "a positive sample, for gauc also a negative one.",
         )
         k: list[PositiveInt] = Field(
             default=[10], min_length=1, description="Cutoffs k for ndcg, recall and hr."

@@ -72,7 +72,7 @@ def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
 
 
 def shares(counts: NDArray[Any]) -> NDArray[np.float32]:
-    """Return each item's share of positive rows, ``[C]``; items without rows count as 0.5 rows."""
+    """Return each item's share of the positive rows ``counts``, ``[C]``; 0 counts as 0.5."""
     smoothed = np.maximum(counts, 0.5)
     return np.asarray(smoothed / smoothed.sum(), np.float32)
 

@@ -58,7 +58,7 @@ class SteadyDraws(nn.Module):
 
 
 class SteadyDropout(nn.Module):
-    """Dropout with reproducible masks: the same after a resume and on every rank."""
+    """Dropout with masks seeded by step: equal on all ranks and after a resume."""
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()

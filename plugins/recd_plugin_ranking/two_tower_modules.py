@@ -119,7 +119,7 @@ class Top(nn.Module):
         pooled: Tensor | None,
         batch: ModelInput,
     ) -> tuple[Tensor, Tensor]:
-        """Return user vectors, divided by the temperature, and item vectors, each ``[B, D]``."""
+        """Return user vectors (divided by the temperature) and item vectors, each ``[B, D]``."""
         vectors: dict[str, Tensor] = {}
         for found in (bags, copies):
             if found is not None:

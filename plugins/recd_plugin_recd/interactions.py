@@ -62,7 +62,7 @@ class RefreshOptions(BaseModel):
 
 
 class SplitOptions(BaseModel):
-    """The option ``test``, which selects the events of the test split."""
+    """Option ``test``: the events of the test and validation splits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -92,7 +92,7 @@ class KeptColumns:
         self._next_row = 0
 
     def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
-        """Return the columns of these rows by name. The rows must follow those of the last call."""
+        """Return the columns of the next rows by name. Raises DataError if ``rows`` are others."""
         if not len(rows):
             return {name: pa.nulls(0) for name in self._paths}
         kept = next(self._parts, None)

@@ -106,7 +106,7 @@ class RowFiles:
 
 
 def dense_file(path: Path, state: Mapping[str, Any], names: Iterator[str]) -> str:
-    """Write whole tensors, and return the digest of the file."""
+    """Write the named tensors to an npz file. Return its SHA-256 digest."""
     arrays = {}
     for name in names:
         value = state[name].detach().cpu()

@@ -77,7 +77,7 @@ def parse_json(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
 
 
 def parse_arrow(values: Sequence[bytes], columns: Columns) -> pa.RecordBatch:
-    """Parse messages that are Arrow IPC streams with one row each, as of ``recd logs produce``."""
+    """Parse messages of ``recd logs produce``: Arrow IPC streams with one row each."""
     batches = []
     for value in values:
         try:

@@ -55,7 +55,7 @@ def windows(
 ) -> Iterator[Window]:
     """Yield the windows of a source's chunks.
 
-    If ``start`` is within a window, the first window yielded is the rest of it.
+    Rows of ``start`` that are left of an unfinished window form the first window.
     """
     restored, held = _restored(chunks, start)
     if restored:

@@ -281,7 +281,7 @@ class ImportPlace:
         labels: names of the label columns.
         widths: known list lengths of ``numbers`` features.
         scoring: whether to keep every row in stored order and ignore labels.
-        trained: type of each leaf in the training table, if this table is a different one.
+        trained: types of the training table's columns, for columns with only nulls here; or None.
     """
 
     path: Path | str

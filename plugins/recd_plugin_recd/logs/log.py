@@ -228,8 +228,8 @@ def read_index(folder: Path) -> LogIndex:
 class LogWriter:
     """Writes rows to a new log, or appends rows to an existing log.
 
-    Use it as a context manager, which calls ``flush`` at the end. ``flush`` syncs the rows to disk
-    and makes them visible to readers. Only one process can write to a log at a time.
+    As a context manager it calls ``flush`` at the end, except after an error. ``flush`` syncs the
+    rows to disk and makes them visible to readers. Only one process can write to a log at a time.
 
     Args:
         folder: folder of the log.
@@ -385,10 +385,7 @@ class Consumer:
         return {"log": self.index.id, "blocks": list(self._blocks)}
 
     def load(self, state: Any) -> None:
-        """Set the read position to a result of ``state``.
-
-        Raises DataError if the value is damaged or belongs to another log.
-        """
+        """Set the read position returned by ``state()``. Raises DataError for another log."""
         if not isinstance(state, dict) or state.get("log") != self.index.id:
             raise DataError(
                 f"{self._offsets}: the file has no valid offsets for the log {self._folder}. Use "

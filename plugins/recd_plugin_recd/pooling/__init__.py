@@ -114,9 +114,9 @@ class DinPooling(_TargetAttentionPooling):
 class TargetAttentionPooling(_TargetAttentionPooling):
     """Pools a sequence by layers of attention with the target item as query.
 
-    Keys and values are projected once per unique row. Stacked cross-attention with a single query,
-    as in STCA (arXiv 2511.06077). With ``layers: 1`` and other options at their defaults, it equals
-    ``recd.din`` with ``heads: 2``.
+    This is stacked cross-attention with one query, as in STCA (arXiv 2511.06077). Each layer
+    projects keys and values once per unique row. With ``layers: 1`` and other options at their
+    defaults, it equals ``recd.din`` with ``heads: 2``.
     """
 
     name = "recd.target_attention"

@@ -198,7 +198,7 @@ def attention(
 
 
 def aligned(heads: Tensor) -> Tensor:
-    """Pad the last dimension to a multiple of 16 bytes, which the kernel loads at a time."""
+    """Zero-pad the last dimension to a multiple of 16 bytes, the kernel's load size."""
     missing = -heads.shape[-1] % (16 // heads.element_size())
     return F.pad(heads, (0, missing)) if missing else heads
 

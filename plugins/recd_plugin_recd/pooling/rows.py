@@ -143,7 +143,7 @@ class JaggedRows:
         return torch.cat(sums).index_select(0, self._order.argsort())
 
     def zero_where_empty(self, pooled: Sequence[Tensor]) -> list[Tensor]:
-        """Set the vectors of empty rows to zero. ``pooled``: one ``[num_rows, D]`` per feature."""
+        """Return ``pooled``, one ``[num_rows, D]`` per feature, with zeros for empty rows."""
         filled = torch.split((self.lengths > 0).unsqueeze(1), self.num_rows)
         return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
 

@@ -129,10 +129,10 @@ def init(
 ) -> None:
     """Write a registry file for your own table.
 
-    TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
-    Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. The role of
-    each column is guessed from its name, its type and the first 200,000 rows. Comments in FILE
-    explain the guess. To correct a wrong guess, run the command again with --as.
+    TABLE is a file or folder of Parquet, CSV, TSV, JSON lines, Arrow or Feather; an Iceberg, Delta
+    or Lance table; a saved Hugging Face dataset; a DuckDB file; or a URL. The role of each column
+    is guessed from its name, its type and the first 200,000 rows. Comments in FILE explain the
+    guess. To correct a wrong guess, run the command again with --as.
 
     \b
     recd init clicks.parquet my.yaml

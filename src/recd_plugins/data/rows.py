@@ -149,7 +149,7 @@ def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Ite
 
 
 def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
-    """Yield the first ``limit`` training rows in stored order, without dataset wrappers."""
+    """Yield the first ``limit`` training rows (of a stream: of a sample), without wrappers."""
     dataset, left = registry.dataset, sys.maxsize if limit is None else limit
     if dataset.is_stream and limit is None:
         raise DataError(

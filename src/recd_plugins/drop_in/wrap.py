@@ -80,9 +80,9 @@ def wrap(
 
     Args:
         model: an unsharded model. Only modules that the registry file selects are replaced.
-        registry: a registry file (YAML) with sharding entries, caches and poolings, or a dict with
-            its sections; None for no plugins. Entries that count training ids also need ``dataset``
-            and ``converter``.
+        registry: a registry file (YAML) with sections such as ``sharding``, ``cache``, ``pooling``
+            and ``optimizers``, or a dict with these sections; None for no plugins. Entries that
+            count training ids also need ``dataset`` and ``converter``.
         batch_size: rows per batch on each rank, for the planner. Default: ``training.batch_size``
             of the registry file, or 512.
         plugins_dir: a folder of plugin files to load in addition to the installed plugins.
@@ -91,9 +91,9 @@ def wrap(
             if the model is on one or the ranks use NCCL, else the CPU.
 
     Raises:
-        SetupError: the model has no embedding module, or an entry needs training data but the
-            registry file has no dataset.
-        RegistryError: the registry file is invalid or does not fit the model.
+        SetupError: the model has no embedding module.
+        RegistryError: the registry file is invalid, does not fit the model, or has no dataset for
+            an entry that needs training data.
 
     Example::
 

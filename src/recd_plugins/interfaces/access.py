@@ -151,7 +151,7 @@ class TableAccess:
 
     @property
     def tail_probability(self) -> float:
-        """Mean accesses per sample of a table row that is not in ``rows``; 0 for exact counts."""
+        """Mean accesses per sample, before dedup, of a row not in ``rows``; 0 for exact counts."""
         if not self.tail_rows:
             return 0.0
         return self.tail_accesses * self.dedupe_factor / self.samples / self.tail_rows

@@ -57,7 +57,7 @@ class MakingTimes:
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
 
     def causes_of(self, waited: float) -> tuple[float, ...]:
-        """Divide ``waited`` seconds of waiting for this batch among ``STALL_CAUSES``, in order.
+        """Split ``waited`` seconds of waiting for this batch into the times of ``STALL_CAUSES``.
 
         The first ``arrival`` seconds count as transfer. All other seconds are divided in proportion
         to the times of the stages in the reader process.

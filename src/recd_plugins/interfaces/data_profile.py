@@ -258,7 +258,7 @@ class TableStatistics:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Parse the result of ``to_json``. Raises ValueError for other values."""
+        """Parse the result of ``to_json``. Raises ValueError for another version."""
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError(f"the table statistics do not have version {_VERSION}")
         rows, sessions = value["rows"], value["sessions"]

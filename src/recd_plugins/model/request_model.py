@@ -96,7 +96,7 @@ class RequestModel(nn.Module, ABC):
         return self.candidate(CandidateBatch(batch, vectors), UserSide(user, request))
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return the mean loss for backward, and detached loss, logits ``[B]``, labels ``[B]``."""
+        """Return the loss, and detached loss, logits and labels, ``[B]`` or ``[B, T]``."""
         logits = self.scores(batch)
         loss = self.loss(logits, batch)
         return loss, (loss.detach(), logits.detach(), batch.labels)

@@ -41,17 +41,17 @@ class PooledSides:
 class SequencePooling(nn.Module):
     """Pools the outputs of an EmbeddingCollection with pooling plugins.
 
-    Create it empty in your model; ``prepare`` adds the pooling modules of the run config.
+    Create it in your model without pooling modules; ``prepare`` adds those of the run config.
     Deduplication saves compute, because pooling runs on unique rows, and only the results are
-    repeated for duplicates (RecD, section 5). One call of ``Pooling.pool_groups`` pools all
-    features of a ``pooling`` entry. On CPU, one index select repeats the results of features with
-    the same inverse indices; on CUDA, the results of all features.
+    repeated for duplicates (RecD, section 5). Except for TargetPooling, one call of
+    ``Pooling.pool_groups`` pools all features of a ``pooling`` entry. On CPU, one index select
+    repeats the results of features with the same inverse indices; on CUDA, of all features.
 
     Args:
         features: order of the features in the result.
         embedding_dim: dimension of all embeddings and pooled vectors.
-        pool_rows: with ``all``, duplicate rows are restored by a jagged index select before
-            pooling. The results are the same.
+        pool_rows: ``all`` restores duplicate rows by a jagged index select before pooling, with
+            the same results.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class RequestRowsOfBatch(nn.Module):
 
 
 def padded(request: RequestRows) -> RequestRows:
-    """Add unused request rows, so that U is a multiple of ceil(B / 32), for CUDA graphs."""
+    """Pad U to a multiple of ceil(B / 32): at most 32 shapes for CUDA graphs."""
     padding = -request.num_rows % -(-request.inverse.shape[0] // _NUM_BUCKETS)
     return replace(request, first_rows=F.pad(request.first_rows, (0, padding)))
 

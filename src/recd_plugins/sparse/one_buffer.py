@@ -19,7 +19,7 @@ _OF_KJT = ("_values", "_weights", "_lengths", "_offsets", "_inverse_indices")
 
 
 def has_known_tensors(value: object) -> bool:
-    """Return whether ``map_tensors`` supports the type of ``value``."""
+    """Return whether ``value`` is a Tensor, Movable or KeyedJaggedTensor (no subclass)."""
     return isinstance(value, Tensor | Movable) or type(value) is KeyedJaggedTensor
 
 

@@ -239,7 +239,7 @@ class Checkpoints:
         return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
-        """Load only the weights of the given checkpoint. All ranks must call this."""
+        """Load one checkpoint, weights only. All ranks must call this."""
         if damage := _damage(path):
             raise damaged(damage)
         return self._load(path, dmp, None)

@@ -113,8 +113,8 @@ class _Records(pickle.Unpickler):
 def read_metadata(checkpoint: Path) -> Metadata:
     """Return the metadata of all tensors of a full checkpoint or a delta, for ``SafeReader``.
 
-    Tensors of which a delta has only changed rows are read from the checkpoints before it.
-    ``read_rows`` then replaces their changed rows.
+    A delta has only the changed rows of some tensors. The metadata of these tensors point to an
+    earlier checkpoint; ``read_rows`` then reads the changed rows.
 
     Raises:
         DamagedError: as ``read_own_metadata``, or a checkpoint before a delta is missing.

@@ -65,7 +65,7 @@ class RowTensors:
 
     @property
     def mismatched(self) -> set[str]:
-        """Return the names of tensors whose shards differ from the weight's in number of rows."""
+        """Return the names of tensors with another number of local rows than the weight."""
         (_, weight), *_ = self.tensors.values()
         rows = _local_rows(weight)
         return {name for name, each in self.tensors.values() if _local_rows(each) != rows}

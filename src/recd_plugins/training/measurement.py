@@ -104,7 +104,7 @@ class Meter:
         return self._seconds.tolist()
 
     def stalls(self) -> Stalls | None:
-        """Return the data stalls (waits for batches) of timed steps; None without timed steps."""
+        """Return the mean data stalls (waits for batches) per timed step; None without steps."""
         self._read_spans(0)
         return self._stalls.mean()
 

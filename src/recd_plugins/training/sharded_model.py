@@ -60,7 +60,7 @@ Variant = Literal["plugins", "baseline"]
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A sharded model with its optimizer and plan context (topology and data)."""
+    """A DistributedModelParallel, its optimizer, tables and planning inputs."""
 
     prepared: Prepared
     dmp: DistributedModelParallel
