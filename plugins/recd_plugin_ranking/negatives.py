@@ -136,10 +136,10 @@ _UNIT_ROWS = 2048
 
 
 class RequestRows:
-    """Positive training rows, each followed by unclicked rows of its session.
+    """Positive training rows, each followed by unclicked rows of its request, or else session.
 
-    Loads the training split into memory. Omits positive rows of sessions without unclicked rows.
-    Repeats unclicked rows if a session has fewer than ``negatives`` of them.
+    Loads the training split into memory. Omits positive rows of requests without unclicked rows.
+    Repeats unclicked rows if a request has fewer than ``negatives`` of them.
     """
 
     def __init__(
@@ -147,26 +147,26 @@ class RequestRows:
     ) -> None:
         keys, label = dataset.session_keys(), dataset.schema().label
         assert keys is not None, "Negatives.prepare() checks it"
-        parts, sessions, labels = [], [], []
+        parts, requests, labels = [], [], []
         for rows in row_tables.rows_of_split(dataset, "train"):
-            sessions.append(_sessions(rows, keys.session))
+            requests.append(_requests(rows, keys.group))
             labels.append(is_positive(rows, label))
             parts.append(Rows(rows.data.select(list(columns)), rows.origins))
         positive = np.concatenate(labels)
-        session = pa.concat_arrays(sessions).dictionary_encode().indices.to_numpy()
+        request = pa.concat_arrays(requests).dictionary_encode().indices.to_numpy()
         unclicked = np.flatnonzero(~positive)
-        self._unclicked = unclicked[np.argsort(session[unclicked], kind="stable")]
+        self._unclicked = unclicked[np.argsort(request[unclicked], kind="stable")]
         self._starts = np.r_[
-            0, np.cumsum(np.bincount(session[unclicked], minlength=session.max() + 1))
+            0, np.cumsum(np.bincount(request[unclicked], minlength=request.max() + 1))
         ]
         clicked = np.flatnonzero(positive)
-        clicked = clicked[np.diff(self._starts)[session[clicked]] > 0]
+        clicked = clicked[np.diff(self._starts)[request[clicked]] > 0]
         if not len(clicked):
             raise DataError(
-                f"{dataset.name}: no session has both a positive and a negative row. Set by: "
+                f"{dataset.name}: no request has both a positive and a negative row. Set by: "
                 "uniform instead of by: in_request."
             )
-        self._clicked, self._session = clicked, session
+        self._clicked, self._request = clicked, request
         self._table = row_tables.RowTable(parts)
         self._negatives, self._seed = options.negatives, options.seed
 
@@ -200,9 +200,9 @@ class RequestRows:
         return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel())
 
     def _chosen(self, places: Int64s, keys: Any) -> Int64s:
-        """Draw unclicked rows of the same session for each positive row, ``[rows, negatives]``."""
-        session = self._session[places]
-        starts, sizes = self._starts[session], np.diff(self._starts)[session]
+        """Draw unclicked rows of the same request for each positive row, ``[rows, negatives]``."""
+        request = self._request[places]
+        starts, sizes = self._starts[request], np.diff(self._starts)[request]
         row = np.repeat(np.arange(len(places)), sizes)
         number = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         order = np.lexsort((unit_floats(keys[row], number), row))
@@ -212,17 +212,17 @@ class RequestRows:
         return self._unclicked[shuffled[picked]]
 
 
-def _sessions(rows: Rows, column: str) -> pa.Array:
-    """Return the session of each row in its stored type, because floats could merge large ids."""
-    sessions = rows.data.column(column)
-    if pt.is_dictionary(sessions.type):
-        sessions = sessions.dictionary_decode()
-    if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
+def _requests(rows: Rows, column: str) -> pa.Array:
+    """Return the request of each row in its stored type, because floats could merge large ids."""
+    requests = rows.data.column(column)
+    if pt.is_dictionary(requests.type):
+        requests = requests.dictionary_decode()
+    if (empty := requests.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
             f"{rows.place_of(empty)}: column {column!r} is null, but by: in_request needs the "
-            "session. Fill in the value, or set by: uniform."
+            "request. Fill in the value, or set by: uniform."
         )
-    return sessions
+    return requests
 
 
 #: Maps rows and the epoch to rows, several per input row.
@@ -248,7 +248,7 @@ class Negatives(DatasetWrapper):
             default="uniform",
             description="Source of negatives. uniform, popularity: sample items of the training "
             "split, uniformly or by row count. in_request: use unclicked rows (label 0) "
-            "of the row's session, unchanged.",
+            "of the row's request (or session), unchanged.",
         )
         power: float = Field(
             default=1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from heapq import heapreplace
 from itertools import pairwise
@@ -32,13 +33,17 @@ Float64s = NDArray[np.float64]
 
 _ID_BYTES = 8
 
+_logger = logging.getLogger(__name__)
+
 
 class WholeRequests(DatasetWrapper):
     """Keeps each request in one batch, and balances the cost of requests between ranks.
 
-    A request is a run of rows with the same session. Each step divides the requests of all ranks
-    anew, which changes its loss only by floating-point rounding. Batches of ranks differ in size,
-    so training weights losses by the number of rows. Each rank reads the rows of all ranks.
+    A request is a run of rows with the same request column, or else session column. Each step
+    divides the requests of all ranks anew, which changes its loss only by floating-point rounding.
+    Batches of ranks differ in size, so training weights losses by the number of rows. Each rank
+    reads the rows of all ranks. Requests larger than a batch are cut. Rank 0 logs the number of
+    cuts at the end of an epoch.
     """
 
     name = "recd.whole_requests"
@@ -72,7 +77,7 @@ class WholeRequests(DatasetWrapper):
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         if split == "train":
-            return RequestReader(self, rank, world_size, batch_size, with_session=False)
+            return RequestReader(self, rank, world_size, batch_size, with_keys=False)
         return self.inner.reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split=split
         )
@@ -81,7 +86,7 @@ class WholeRequests(DatasetWrapper):
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
         if split == "train":
-            return RequestReader(self, rank, world_size, batch_size, with_session=True)
+            return RequestReader(self, rank, world_size, batch_size, with_keys=True)
         return self.inner.session_reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split=split
         )
@@ -124,7 +129,7 @@ class RequestReader(Reader):
         dataset: the wrapper, whose inner dataset is read.
         rank, world_size: rank of this process and number of ranks.
         batch_size: rows per batch of the inner dataset.
-        with_session: whether to keep the session column.
+        with_keys: whether to keep the session and request columns.
     """
 
     def __init__(
@@ -134,11 +139,12 @@ class RequestReader(Reader):
         world_size: int,
         batch_size: int,
         *,
-        with_session: bool,
+        with_keys: bool,
     ) -> None:
         keys = dataset.session_keys()
         assert keys is not None, "prepare() checks it"
-        self._dataset, self._session, self._with_session = dataset, keys.session, with_session
+        self._dataset, self._request = dataset, keys.group
+        self._left_out = frozenset[str]() if with_keys else keys.groups
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
         self._inner = self._open(rank, world_size)
         self._position: State = {"inner": self._inner.state_dict(), "carried": None}
@@ -173,7 +179,7 @@ class RequestReader(Reader):
         for stream in streams:
             stream.load_state_dict(before)
         batches = zip(*streams, strict=True)
-        carried = self._carried_rows()
+        carried, num_cut = self._carried_rows(), 0
         step = next(batches, None)
         while step is not None:
             after = streams[0].state_dict()
@@ -186,7 +192,10 @@ class RequestReader(Reader):
                 parts += carried
             carried = []
             for n, batch in enumerate(following or ()):
-                rows, kept = parts[n], self._num_whole(parts[n], batch)
+                rows = parts[n]
+                kept = self._num_whole(rows, batch)
+                if not kept:
+                    kept, num_cut = len(rows), num_cut + 1
                 parts[n] = row_tables.slice_rows(rows, 0, kept)
                 carried.append(row_tables.slice_rows(rows, kept, len(rows) - kept))
             mine = self._deal([*filter(len, parts)])
@@ -196,6 +205,14 @@ class RequestReader(Reader):
             yield mine
             before, step = after, following
         self._position = {"inner": streams[0].state_dict(), "carried": None}
+        if num_cut and self._rank == 0:
+            _logger.warning(
+                "%s: requests with more rows than a batch were cut %d times in this epoch. To keep "
+                "them whole, raise training.batch_size (now %d)",
+                self._dataset.name,
+                num_cut,
+                self._batch_size,
+            )
 
     def _carried_rows(self) -> list[Rows]:
         """Read again the rows that were carried over at the current position."""
@@ -211,15 +228,15 @@ class RequestReader(Reader):
         return found
 
     def _num_whole(self, rows: Rows, following: Rows) -> int:
-        """Return the number of rows, without the last request if ``following`` continues it."""
-        column = rows.data.column(self._session)
-        if column[-1].as_py() != following.data.column(self._session)[0].as_py():
+        """Return the number of rows without the last request, if ``following`` continues it."""
+        column = rows.data.column(self._request)
+        if column[-1].as_py() != following.data.column(self._request)[0].as_py():
             return len(rows)
-        return int(self._starts(rows)[-1]) or len(rows)
+        return int(self._starts(rows)[-1])
 
     def _starts(self, rows: Rows) -> Int64s:
         """Return the index of the first row of each request, int64 ``[num_requests]``."""
-        column = rows.data.column(self._session)
+        column = rows.data.column(self._request)
         changes = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
         return np.concatenate(([0], np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1))
 
@@ -246,7 +263,5 @@ class RequestReader(Reader):
         rows = row_tables.concat_rows(
             [row_tables.slice_rows(parts[n], start, size) for n, start, size in sorted(mine)]
         )
-        if self._with_session:
-            return rows
-        names = [name for name in rows.data.schema.names if name != self._session]
+        names = [name for name in rows.data.schema.names if name not in self._left_out]
         return Rows(rows.data.select(names), rows.origins)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,13 +143,11 @@ class _HotOrder:
     def __init__(self, wrapper: HotBatches, with_session: bool) -> None:
         self._wrapper = wrapper
         self._with_session = with_session
-        self._session = None
-        if wrapper.options.sessions and (keys := wrapper.inner.session_keys()) is not None:
-            self._session = keys.session
+        self._keys = wrapper.inner.session_keys() if wrapper.options.sessions else None
 
     def identity(self) -> dict[str, Any]:
         return {
-            "sessions": self._session is not None,
+            "sessions": self._keys is not None,
             "hot_rows": self._wrapper.hot_rows.digest,
         }
 
@@ -159,10 +157,10 @@ class _HotOrder:
 
         hot_rows = self._wrapper.hot_rows
         hot = np.concatenate([hot_rows.samples(rows) for rows in window])
-        if self._session is not None:
-            hot = whole_sessions(hot, _session_starts(window, self._session))
+        if self._keys is not None:
+            hot = whole_sessions(hot, _session_starts(window, self._keys.session))
             if not self._with_session:
-                window = [_without(rows, self._session) for rows in window]
+                window = [_without(rows, self._keys.groups) for rows in window]
         batches = sort_rows(hot, len(window[0]))
         table = row_tables.RowTable(window)
         return map(table.take, batches)
@@ -177,6 +175,6 @@ def _session_starts(window: Sequence[Rows], column: str) -> np.ndarray:
     return np.concatenate(([0], np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1))
 
 
-def _without(rows: Rows, column: str) -> Rows:
-    names = [name for name in rows.data.schema.names if name != column]
+def _without(rows: Rows, columns: Collection[str]) -> Rows:
+    names = [name for name in rows.data.schema.names if name not in columns]
     return Rows(rows.data.select(names), rows.origins)

@@ -193,8 +193,8 @@ class Table(Dataset):
             return super().session_reader(
                 rank=rank, world_size=world_size, batch_size=batch_size, split=split
             )
-        request = [keys.request] if keys.request and split != "train" else []
-        return self._reader(self._columns(SESSION, *request), rank, world_size, batch_size, split)
+        columns = self._columns(*sorted(keys.groups))
+        return self._reader(columns, rank, world_size, batch_size, split)
 
     def label_mean(self) -> float | None:
         try:
@@ -237,7 +237,8 @@ class Table(Dataset):
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         table = self._table_of(split)
-        session = (SESSION, TIME) if self.session_keys() is not None else ()
+        keys = self.session_keys()
+        session = (*sorted(keys.groups), TIME) if keys is not None else ()
         columns = self._columns(*session, *self.keys())
         pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
         return self._read(split, pieces, columns)

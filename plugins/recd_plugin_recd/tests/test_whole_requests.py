@@ -99,6 +99,16 @@ def request_starts(rows: Rows) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(rows.data["session_id"].to_numpy(), prepend=-1))
 
 
+def test_cuts_of_requests_larger_than_a_batch_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = wrapped(write_table(tmp_path / "table.parquet", [4, 30, 2, 9, 15]))
+    reader = dataset.reader(rank=0, world_size=1, batch_size=12, split="train")
+    sizes = [len(rows) for rows in reader]
+    assert sizes == [4, 20, 12, 9, 15]  # the request of 30 rows is cut once
+    assert "cut 1 times in this epoch" in caplog.text
+
+
 @pytest.mark.parametrize("layout", ["list", "list_dict"])
 def test_the_cost_of_a_request(layout: Layout) -> None:
     lists = pa.array([[1, 2], [1, 2], [3], [1, 2, 3], []], pa.list_(pa.int64()))

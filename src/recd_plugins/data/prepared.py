@@ -290,7 +290,7 @@ def wrapped_dataset(registry: RunConfig) -> Dataset:
 
 
 def with_sessions(dataset: Dataset) -> tuple[Entry[DatasetWrapper], ...]:
-    """Return the wrapper that adds the session column; empty if there are no sessions."""
+    """Return the wrapper that adds session columns; empty if there are no sessions."""
     if dataset.session_keys() is None or type(dataset).session_reader is Dataset.session_reader:
         return ()
     return (Entry(WithSessions(PluginOptions()), (), "dataset", 0),)
@@ -299,7 +299,7 @@ def with_sessions(dataset: Dataset) -> tuple[Entry[DatasetWrapper], ...]:
 def session_column(dataset: Dataset) -> str | None:
     """Return the column that metrics group by if ``with_sessions`` wraps the dataset, else None."""
     keys = dataset.session_keys() if isinstance(dataset, WithSessions) else None
-    return None if keys is None else keys.request or keys.session
+    return None if keys is None else keys.group
 
 
 def smallest_batch(dataset: Dataset) -> int:

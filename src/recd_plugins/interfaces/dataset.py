@@ -260,7 +260,7 @@ class Dataset(Plugin, ABC):
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        """Return a reader like ``reader`` whose rows also contain the session column.
+        """Return a reader like ``reader`` whose rows also contain ``session_keys().groups``.
 
         Raises:
             DataError: the dataset has no sessions, or ``reader`` raises DataError.
@@ -286,7 +286,7 @@ class Dataset(Plugin, ABC):
         return {}
 
     def session_keys(self) -> SessionKeys | None:
-        """Return the session and time columns that ``scan`` yields; None without ``scan``."""
+        """Return the session, time and request columns of ``scan``; None without ``scan``."""
         return None
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
@@ -417,7 +417,7 @@ class DatasetWrapper(Dataset):
 
 
 class WithSessions(DatasetWrapper):
-    """Dataset wrapper that adds the session column to the rows of ``reader``."""
+    """Dataset wrapper that adds session and request columns to the rows of ``reader``."""
 
     name = "dataset.with_sessions"
 

@@ -43,13 +43,23 @@ def table_name(feature: str) -> str:
 class SessionKeys:
     """Names of the session and time columns that ``Dataset.scan`` yields.
 
-    ``request`` is the column of ``Dataset.session_reader`` by which metrics group validation and
-    test rows; None means the session column.
+    ``Dataset.session_reader`` yields the session column. If there is a request column, both yield
+    it too.
     """
 
     session: str
     timestamp: str
     request: str | None = None
+
+    @property
+    def group(self) -> str:
+        """The request column, or else the session column. Metrics group rows by it."""
+        return self.request or self.session
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """The columns that ``Dataset.session_reader`` adds to the rows of ``reader``."""
+        return frozenset(filter(None, (self.session, self.request)))
 
 
 @dataclass(frozen=True)
