@@ -163,8 +163,8 @@ class RequestRows:
         clicked = clicked[np.diff(self._starts)[request[clicked]] > 0]
         if not len(clicked):
             raise DataError(
-                f"{dataset.name}: no request has both a positive and a negative row. Set by: "
-                "uniform instead of by: in_request."
+                f"{dataset.name}: no request or session has both a positive and a negative row. "
+                "Set by: uniform instead of by: in_request."
             )
         self._clicked, self._request = clicked, request
         self._table = row_tables.RowTable(parts)

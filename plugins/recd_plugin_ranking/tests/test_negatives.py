@@ -131,7 +131,9 @@ def test_refuses(tmp_path, options, size, message):
 
 
 def test_in_request_refuses(path, tmp_path):
-    with pytest.raises(DataError, match="no session has both a positive and a negative row"):
+    with pytest.raises(
+        DataError, match="no request or session has both a positive and a negative row"
+    ):
         read(wrapped(path, by="in_request"))
     log = clicks(tmp_path / "log.parquet", clicked=False, rows=9)
     for sessions in ([0, 0, 0, 1, 1, None, 2, None, 2], [0.0] * 5 + [np.nan] * 4):
