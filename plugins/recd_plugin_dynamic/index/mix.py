@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numba
@@ -64,17 +62,3 @@ def bucket_width(num_buckets: int) -> int:
 def bucket_of(mixed: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
     """Return the bucket of each mixed id, from 0 to ``num_buckets - 1``, int64 ``[n]``."""
     return np.minimum(mixed // bucket_width(num_buckets), num_buckets - 1)
-
-
-def string_ids(strings: Iterable[str | bytes]) -> NDArray[np.int64]:
-    """Hash strings to 63-bit ids, as the ``recd-plugin-tables`` package does.
-
-    Among n distinct strings, the probability that any two share an id is at most n^2 / 2^64:
-    less than 0.00006 for 32 million strings.
-
-    Returns:
-        int64 ``[n]``.
-    """
-    data = (each.encode() if isinstance(each, str) else each for each in strings)
-    digests = b"".join(blake2b(each, digest_size=8).digest() for each in data)
-    return (np.frombuffer(digests, "<u8") >> np.uint64(1)).astype(np.int64)

@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import torch
 
-from recd_plugin_dynamic.index.mix import bucket_of, bucket_width, mix, mix_one, string_ids, unmix
+from recd_plugin_dynamic.index.mix import bucket_of, bucket_width, mix, mix_one, unmix
 
 EDGES = [0, 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1]
 
@@ -38,13 +38,3 @@ def test_buckets_of_consecutive_ids_are_uniform():
             assert chi_square < num + 6 * (2 * num) ** 0.5
     assert bucket_of(np.array([2**63 - 1]), 3) == 2
     assert bucket_width(4) == 2**61
-
-
-def test_strings_get_63_bit_ids():
-    ids = string_ids(["a", b"a", "b", ""])
-    assert ids.dtype == np.int64
-    assert ids[0] == ids[1]
-    assert len({*ids.tolist()}) == 3
-    assert ids.min() >= 0
-    # The id that recd-plugin-tables assigns to this text.
-    assert ids[0] == 1702698405120146464
