@@ -24,8 +24,8 @@ from recd_plugins.training.trainer import Job, Trainer
 _LONGEST = 2_000
 _ITEMS = 20_000
 _CANDIDATES, _REQUESTS_OF_USER = 32, 4
-# Costs of a candidate, relative to the lookup and projection of one item.
-_ROW_COST, _ATTENTION_COST = 1, 0.01
+# Costs of a candidate, relative to the lookup and projection of one item: fitted to CPU times.
+_ROW_COST, _ATTENTION_COST = 7, 0.01
 # Steps before the timed steps.
 _WARM_UP = 2
 #: Steps, pairs of runs, batch size per rank.
