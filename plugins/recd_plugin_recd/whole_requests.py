@@ -43,7 +43,7 @@ class WholeRequests(DatasetWrapper):
     divides the requests of all ranks anew, which changes its loss only by floating-point rounding.
     Batches of ranks differ in size, so training weights losses by the number of rows. Each rank
     reads the rows of all ranks. Requests larger than a batch are cut. Rank 0 logs the number of
-    cuts at the end of an epoch.
+    cuts once, after an epoch.
     """
 
     name = "recd.whole_requests"
@@ -132,6 +132,9 @@ class RequestReader(Reader):
         with_keys: whether to keep the session and request columns.
     """
 
+    # Once per process, because planning also reads whole epochs.
+    _has_warned = False
+
     def __init__(
         self,
         dataset: WholeRequests,
@@ -205,9 +208,10 @@ class RequestReader(Reader):
             yield mine
             before, step = after, following
         self._position = {"inner": streams[0].state_dict(), "carried": None}
-        if num_cut and self._rank == 0:
+        if num_cut and self._rank == 0 and not RequestReader._has_warned:
+            RequestReader._has_warned = True
             _logger.warning(
-                "%s: requests with more rows than a batch were cut %d times in this epoch. To keep "
+                "%s: requests with more rows than a batch were cut %d times in an epoch. To keep "
                 "them whole, raise training.batch_size (now %d)",
                 self._dataset.name,
                 num_cut,
