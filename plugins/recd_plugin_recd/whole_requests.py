@@ -43,7 +43,7 @@ class WholeRequests(DatasetWrapper):
     divides the requests of all ranks anew, which changes its loss only by floating-point rounding.
     Batches of ranks differ in size, so training weights losses by the number of rows. Each rank
     reads the rows of all ranks. Requests larger than a batch are cut. Rank 0 logs the number of
-    cuts once, after an epoch.
+    cuts after an epoch.
     """
 
     name = "recd.whole_requests"
@@ -77,10 +77,13 @@ class WholeRequests(DatasetWrapper):
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         if split == "train":
-            return RequestReader(self, rank, world_size, batch_size, with_keys=False)
+            return RequestReader(self, rank, world_size, batch_size)
         return self.inner.reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split=split
         )
+
+    def sample(self, batch_size: int) -> Reader:
+        return RequestReader(self, 0, 1, batch_size, warns=False)
 
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
@@ -130,10 +133,8 @@ class RequestReader(Reader):
         rank, world_size: rank of this process and number of ranks.
         batch_size: rows per batch of the inner dataset.
         with_keys: whether to keep the session and request columns.
+        warns: whether rank 0 logs the number of cut requests after an epoch.
     """
-
-    # Once per process, because planning also reads whole epochs.
-    _has_warned = False
 
     def __init__(
         self,
@@ -142,13 +143,15 @@ class RequestReader(Reader):
         world_size: int,
         batch_size: int,
         *,
-        with_keys: bool,
+        with_keys: bool = False,
+        warns: bool = True,
     ) -> None:
         keys = dataset.session_keys()
         assert keys is not None, "prepare() checks it"
         self._dataset, self._request = dataset, keys.group
         self._left_out = frozenset[str]() if with_keys else keys.groups
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
+        self._warns = warns
         self._inner = self._open(rank, world_size)
         self._position: State = {"inner": self._inner.state_dict(), "carried": None}
 
@@ -208,8 +211,7 @@ class RequestReader(Reader):
             yield mine
             before, step = after, following
         self._position = {"inner": streams[0].state_dict(), "carried": None}
-        if num_cut and self._rank == 0 and not RequestReader._has_warned:
-            RequestReader._has_warned = True
+        if num_cut and self._warns and self._rank == 0:
             _logger.warning(
                 "%s: requests with more rows than a batch were cut %d times in an epoch. To keep "
                 "them whole, raise training.batch_size (now %d)",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.small_registry import write_registry
 
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugin_recd.whole_requests import RequestReader, WholeRequests
+from recd_plugin_recd.whole_requests import WholeRequests
 from recd_plugins.data.list_dict import Layout, to_list_dict
 from recd_plugins.interfaces import FeatureSchema, Rows
 from recd_plugins.testing.contracts import DatasetContract
@@ -100,14 +100,16 @@ def request_starts(rows: Rows) -> NDArray[np.int64]:
 
 
 def test_cuts_of_requests_larger_than_a_batch_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(RequestReader, "_has_warned", False)
     dataset = wrapped(write_table(tmp_path / "table.parquet", [4, 30, 2, 9, 15]))
     reader = dataset.reader(rank=0, world_size=1, batch_size=12, split="train")
     sizes = [len(rows) for rows in reader]
     assert sizes == [4, 20, 12, 9, 15]  # the request of 30 rows is cut once
     assert "cut 1 times in an epoch" in caplog.text
+    caplog.clear()
+    assert [len(rows) for rows in dataset.sample(12)] == sizes
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("layout", ["list", "list_dict"])
