@@ -30,7 +30,7 @@ class EvictionLog(Callback):
     free_options = frozenset({"folder"})
 
     class Options(PluginOptions):
-        """Folder of the files."""
+        """Folder of the logs."""
 
         folder: Path = Field(
             description="Folder of the files evicted-STEP-RANK.parquet. A run removes the files of "

@@ -66,7 +66,7 @@ def figures(
 ) -> dict[str, tuple[float, int]]:
     """Return the sum of each metric over queries, and the number of queries, keyed by metric name.
 
-    Queries without a positive sample are ignored.
+    Queries without a positive sample are ignored, and by ``gauc`` also those without a negative.
 
     Args:
         queries, scores, labels: query, score and label of each sample, ``[N]``.

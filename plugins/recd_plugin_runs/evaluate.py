@@ -137,7 +137,7 @@ _ROWS_AT_ONCE = 65_536
 
 
 def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
-    """Write the rows of an embedding table to a Parquet file, and return their number.
+    """Write the rows of a table that have an id to a Parquet file, and return their number.
 
     The file has columns ``id``, ``vector`` and, if original ids or texts are known, ``value``.
     """

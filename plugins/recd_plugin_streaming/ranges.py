@@ -57,8 +57,8 @@ class Left(NamedTuple):
     """The rows of one partition or file that are not yet trained.
 
     Attributes:
-        window: rows in a window of which some rows are trained. A resumed run forms the same
-            window again.
+        window: untrained rows of a partly trained window. A resumed run trains them in the same
+            order.
         after: all rows after this window.
     """
 

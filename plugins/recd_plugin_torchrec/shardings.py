@@ -146,8 +146,8 @@ class Planner(CoalescingSharding):
         replicate: bool = Field(
             default=False,
             description=(
-                "Let the planner copy small tables to every rank. Applies to sequence tables, "
-                "and on CPU also to tables that look up deduplicated batches."
+                "Let the planner copy small tables to every rank. On CPU, applies to sequence "
+                "tables and to tables that look up deduplicated batches."
             ),
         )
 

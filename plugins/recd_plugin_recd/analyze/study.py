@@ -271,7 +271,7 @@ class SessionCounts:
         self._sizes: list[NDArray[np.int64]] = []
 
     def add(self, hashes: Hashes) -> None:
-        """Count rows in stored order. ``hashes`` are session hashes, uint64 ``[rows]``."""
+        """Count the next rows of the table, with their session hashes, uint64 ``[rows]``."""
         if not len(hashes):
             return
         starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
@@ -325,7 +325,7 @@ class SessionSample:
         self._held: list[tuple[Hashes, pa.RecordBatch]] = []
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Add rows in stored order. ``hashes`` are session hashes, uint64 ``[rows]``."""
+        """Add the next rows of the table, with their session hashes, uint64 ``[rows]``."""
         self._held.append(self._sampled(hashes, batch))
         while sum(rows.nbytes for _, rows in self._held) > self._max_bytes and self._limit > 1:
             self._limit //= 2

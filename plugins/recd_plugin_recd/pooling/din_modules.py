@@ -87,7 +87,7 @@ class TargetAttention(nn.Module):
         return self.pool([self], [sequences], targets, inverse)[:, 0]
 
     def queries(self, targets: Tensor) -> Tensor:
-        """Return ``W_k^T W_q t`` of each target and head, ``[B, heads, D]``."""
+        """Return ``W_k^T (W_q t + b_q)`` of each target and head, ``[B, heads, D]``."""
         queries = self.query_projection(targets).view(
             -1, self.heads, targets.shape[1] // self.heads
         )

@@ -72,7 +72,7 @@ def pin(slots: Any, pins: Any) -> None:
 def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple[Any, Any]:
     """Decrement the pin count of cache slots. Return the slots that no batch needs any more.
 
-    Also returns the start of each table in these slots, and the end, like ``bounds``.
+    Also returns their ``bounds`` by table. ``changed`` marks all ``slots`` as dirty.
     """
     unpinned = slots.copy()
     ends = bounds.copy()

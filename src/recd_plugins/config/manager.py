@@ -219,7 +219,7 @@ class PluginManager:
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
-    """Create a plugin from an installed package. Raises PluginError if there is none."""
+    """Create a plugin from an installed package. Raises PluginError if it cannot be loaded."""
     found = installed_class(kind, name)
     return found(found.Options.model_validate(options or {}))
 

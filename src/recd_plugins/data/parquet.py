@@ -101,7 +101,7 @@ class ParquetTable:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Row groups, with the number of rows that meet the conditions. Reads the data."""
+        """Row groups with rows that meet the conditions. Conditions on columns read the data."""
         counts = [[rows for _, rows in groups] for groups in self._groups]
         if self._filter is not None:
             with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:

@@ -94,8 +94,9 @@ class PooledSequences(nn.Module):
         """Return a dict from each feature, or tuple of features, to vectors of all rows.
 
         Raises:
-            ExactnessError: ``features`` is deduplicated, but all rows cannot be restored: inverse
-                indices are missing, or ``sequences`` was sharded by another sharder.
+            ExactnessError: a pooling returned a wrong shape, or not all rows of deduplicated
+                ``features`` can be restored: inverse indices are missing, or ``sequences`` was
+                sharded by another sharder.
         """
         stored = accepts_deduplicated(self.sequences)
         unique = returns_unique_rows(self.sequences)

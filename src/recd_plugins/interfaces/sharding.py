@@ -79,9 +79,9 @@ class Sharding(Plugin, ABC):
 
     @property
     def may_replicate(self) -> bool:
-        """Return whether the planner may replicate small tables with deduplicated input or on CUDA.
+        """Return whether the planner may replicate small sequence and deduplicated tables on CPU.
 
-        The planner may always replicate pooled tables with plain input on the CPU.
+        Pooled tables with plain input, and sequence tables on CUDA, need no permission.
         """
         return False
 

@@ -74,8 +74,8 @@ class Prepared(PreparedModel):
             profile: lengths and dedupe factors of the features; default: measured on the data.
             activation_bytes: bytes per rank to reserve for activations, or a function that returns
                 this number, called on the planning rank.
-            world_size: number of ranks; default: size of the process group, else the run config's.
-            local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
+            world_size, local_world_size: number of ranks, and ranks per node; default: those of the
+                process group and ``LOCAL_WORLD_SIZE``, else of the run config.
             device: device of the tables; default: the device that the model was prepared for.
             constraints: dict from table name to TorchRec's ParameterConstraints. They override the
                 data and must not contradict plugins.

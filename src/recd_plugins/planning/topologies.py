@@ -269,14 +269,14 @@ def machine_of(
 ) -> TopologySpec:
     """Return the topology of a run: ``training.topology``, or machines like this one.
 
-    The default of ``world_size`` is the size of the process group, else the run config's. The
-    default of ``local_world_size`` is ``LOCAL_WORLD_SIZE``, else all ranks. The default device is
-    the CPU.
+    By default, ``world_size`` is the size of the process group, and ``local_world_size`` is
+    ``LOCAL_WORLD_SIZE``, else all ranks. Without a process group, both are the run config's. The
+    default device is the CPU.
 
     Raises:
-        SetupError: the number of ranks is not a multiple of the ranks per node, or differs from
-            ``training.topology``.
-        RecdError: the topology is unknown or its file is invalid.
+        SetupError: the number of ranks is not a multiple of the ranks per node, or the device is
+            not that of ``training.topology``.
+        RecdError: the topology is unknown, invalid, or has too few GPUs per node.
     """
     import torch.distributed as dist
 

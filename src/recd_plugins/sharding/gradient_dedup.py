@@ -87,7 +87,7 @@ class DedupGradientAllToAll:
 
 
 def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
-    """Deduplicate gradients in output dists that use gloo; return True if any was changed."""
+    """Deduplicate gradients if all dists use gloo across nodes; return True if any changed."""
     found = [
         module
         for each in output_dists

@@ -190,7 +190,7 @@ def find_unique_rows(
 
     Args:
         columns: int64 ``[num_columns, 4]``, as described at the top of this file.
-        group_ends: int64 ``[num_groups]``, exclusive index of each group's last column.
+        group_ends: int64 ``[num_groups]``, end of each group's columns (exclusive).
         heads: int32 scratch memory, ``[largest number of lists in a dictionary]``.
         scratch: int32 scratch memory, ``[B + 1]``.
         first_rows: output, int32 ``[num_groups, B + 1]``, first occurrence of each distinct row.

@@ -230,7 +230,7 @@ class TellingWriter(FileSystemWriter):
 
 
 class SafeReader(FileSystemReader):
-    """DCP reader that uses metadata from ``read_metadata``, which runs no pickled code."""
+    """DCP reader of given metadata. DCP's own ``read_metadata`` would run pickled code."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         super().__init__(path)
