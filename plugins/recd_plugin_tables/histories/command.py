@@ -54,13 +54,15 @@ def build(
     recd histories build clicks.parquet clicks.events.parquet --items item,category
     """
     from recd_plugin_tables.histories.build import build_store
+    from recd_plugin_tables.histories.store import check_replaceable
     from recd_plugin_tables.sources import SourceOptions, open_source
 
     given = {"format": format_name, "header": header and _names(header), "separator": separator}
     options = SourceOptions.model_validate({name: each for name, each in given.items() if each})
     source = open_source(events, options)
     columns = event_columns(source, user, time, _names(items or ""), unit)
-    cli_options.check_output(output, force, columns.user, columns.time, *columns.items)
+    cli_options.check_output(output, force)
+    check_replaceable(output)
     with progress_bars.row_progress(f"sorting {source.location}", source.num_rows) as advance:
         stored, left_out = build_store(source, output, columns, advance)
     click.echo(

@@ -57,6 +57,22 @@ class StoreNote:
     items: Sequence[ItemNote]
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise DataError if ``path`` exists but is not a store of events."""
+    if path.exists() and METADATA not in (_metadata(path) or {}):
+        raise DataError(
+            f"{path}: this file is not a store of events, so it is not replaced. Write to another "
+            "file, or rename this file."
+        )
+
+
+def _metadata(path: Path) -> dict[bytes, bytes] | None:
+    try:
+        return pq.read_schema(path).metadata
+    except (OSError, pa.ArrowInvalid):
+        return None
+
+
 class EventStore:
     """Reads a user's events before a given time. Opens the file ``path`` on first use."""
 

@@ -11,7 +11,7 @@ import click
 
 from recd_plugin_tables.histories.build import build_store
 from recd_plugin_tables.histories.command import event_columns
-from recd_plugin_tables.histories.store import EventStore
+from recd_plugin_tables.histories.store import EventStore, check_replaceable
 from recd_plugin_tables.kinds import sort_of
 from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guesses import Guesses, name_of_history
@@ -54,6 +54,7 @@ def stored_history(events: str, guesses: Guesses, beside: Path) -> StoredHistory
         note = EventStore(path).note
     except DataError:
         path = beside.with_name(f"{Path(events).name.partition('.')[0]}.events.parquet")
+        check_replaceable(path)
         log = open_source(events)
         columns = event_columns(log)
         with progress_bars.row_progress(f"sorting {events}", log.num_rows) as advance:

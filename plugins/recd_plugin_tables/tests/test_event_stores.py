@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
-from tests.commands import recd
+from tests.commands import recd, refusal
 
 from recd_plugin_tables import spill
 from recd_plugin_tables.histories import build, windows
@@ -284,3 +284,16 @@ def test_init_finds_a_log_beside_the_table(cwd):
     said = recd("histories", "build", "log.parquet", "log.events.parquet", "--force")
     assert "900 events" in said
     assert "time 'when' (ms), items 'shown'" in said
+
+
+def test_files_that_are_no_stores_are_not_replaced(cwd):
+    write(cwd / "shown.parquet", impressions())
+    renamed = {"who": "user", "item": "shown"}
+    events = {renamed.get(name, name): each for name, each in log().items()}
+    before = write(cwd / "log.events.parquet", events).read_bytes()
+    for command in (
+        ["histories", "build", "log.events.parquet", "log.events.parquet", "--force"],
+        ["init", "shown.parquet", "my.yaml", "--time", "ts", "--histories", "log.events.parquet"],
+    ):
+        assert "log.events.parquet: this file is not a store of events" in refusal(*command)
+    assert (cwd / "log.events.parquet").read_bytes() == before
