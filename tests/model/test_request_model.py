@@ -7,7 +7,7 @@ import torch
 from tests.model import request_cases as cases
 from torch import Tensor, nn
 
-from recd_plugins import Dedup, RequestModel
+from recd_plugins import Dedup, RequestModel, request_rows
 from recd_plugins.api import CandidateBatch, UserBatch, UserSide
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.sharding.guards import guard
@@ -109,3 +109,11 @@ def test_request_rows_of_deduplicated_and_plain_batches() -> None:
     assert model.request_rows(batch) is None
     model.eval()
     torch.testing.assert_close(model.scores(stored), model.scores(batch))
+
+
+def test_unknown_features_of_request_rows_are_named() -> None:
+    model = cases.Ranker()
+    guard(model)
+    (stored,) = Dedup(model)([next(cases.batches(0))], features=["user", "clicks"])
+    with pytest.raises(LookupError, match=r"no feature 'usr'\. Did you mean 'user'\?"):
+        request_rows(stored.sparse, ["usr"])

@@ -199,6 +199,9 @@ def request_rows(
         return None
     place = {name: row for row, name in enumerate(indices[0])}
     chosen = tuple(names)
+    if unknown := [name for name in chosen if name not in place]:
+        hint = did_you_mean(unknown[0], [*place]) or f". It has {shortened([*place])}"
+        raise LookupError(f"request_rows: the batch has no feature {unknown[0]!r}{hint}")
     columns = [indices[1][place[name]] for name in chosen]
     columns += [] if dense is None else dense.unbind(1)
     first_rows, inverse = runs_of_equal_rows(columns)
