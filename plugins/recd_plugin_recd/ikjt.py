@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import Batch, InverseKeyedJaggedTensor, dedup
 
+_logger = logging.getLogger(__name__)
 
 #: auto compares neighbours only if that stores at most this many times the ids of comparing all.
 _NEARLY_ALL = 1.01
@@ -118,11 +120,13 @@ class IkjtConverter(Converter):
             self._compare_neighbours_if_enough(sample)
         names = self.options.user_features
         features = (*schema.sparse, *schema.dense)
+        columns = self._columns(sample, schema)
         if names == "auto":
-            names = self._repeating(sample, schema)
+            names = self._repeating(columns)
         else:
             check_features(f"{self.name}: user_features", names, features, "feature")
-        user = {*self.dedupe_factors(), *schema.dense}.intersection(names)
+            self._warn_if_changing(columns, names)
+        user = set(chain(*columns)).intersection(names)
         self.user_features = tuple(name for name in features if name in user)
 
     def report(self) -> tuple[DedupGroup, ...]:
@@ -183,34 +187,48 @@ class IkjtConverter(Converter):
             if more.values().numel() > _NEARLY_ALL * ikjt.values().numel():
                 self._deduplicate = compare_all
 
-    def _repeating(self, sample: Rows, schema: FeatureSchema) -> list[str]:
-        """Return the features whose common runs of equal rows save most, on a sample of rows.
-
-        Features with long runs come first. A feature is left out if it shortens the common runs so
-        much that the number of features times the number of saved rows falls.
-        """
-        from recd_plugins.api import arrow, jagged
+    def _columns(self, sample: Rows, schema: FeatureSchema) -> dict[tuple[str, ...], Tensor]:
+        """Return values to compare rows of a sample by, ``[B]``, per group and dense feature."""
+        from recd_plugins.api import arrow
 
         groups = [group.features for group in self.report() if group.deduplicated]
         columns: dict[tuple[str, ...], Tensor] = {
             tuple(ikjt.keys()): ikjt.inverse_lookup() for ikjt in self._deduplicated(sample, groups)
         }
         dense = arrow.dense_features(sample, schema.dense)
-        columns |= {
+        return columns | {
             (name,): column for name, column in zip(schema.dense, dense.unbind(1), strict=True)
         }
 
-        def num_runs(of: Iterable[Tensor]) -> int:
-            return jagged.runs_of_equal_rows([*of])[0].numel()
+    def _warn_if_changing(
+        self, columns: Mapping[tuple[str, ...], Tensor], names: Iterable[str]
+    ) -> None:
+        user = {name: column for each, column in columns.items() for name in each if name in names}
+        runs = {name: _num_runs([column]) for name, column in user.items()}
+        num_rows = max(map(len, user.values()), default=0)
+        if user and _num_runs(user.values()) * self.options.min_dedupe_factor > num_rows:
+            _logger.warning(
+                "%s: user_features change in nearly every row of the first batch, so layers of "
+                "user features save little. %r changes most often: is it a feature of candidates?",
+                self.name,
+                max(runs, key=runs.__getitem__),
+            )
 
-        runs = {names: num_runs([column]) for names, column in columns.items()}
+    def _repeating(self, columns: Mapping[tuple[str, ...], Tensor]) -> list[str]:
+        """Return the features whose common runs of equal rows save most.
+
+        Features with long runs come first. A feature is left out if it shortens the common runs so
+        much that the number of features times the number of saved rows falls.
+        """
+        runs = {names: _num_runs([column]) for names, column in columns.items()}
+        num_rows = max(map(len, columns.values()), default=0)
         chosen: list[str] = []
         kept: list[Tensor] = []
         most_saved = 0
         for names in sorted(columns, key=runs.__getitem__):
-            if runs[names] * self.options.min_dedupe_factor > len(sample):
+            if runs[names] * self.options.min_dedupe_factor > num_rows:
                 break
-            num_saved = len(sample) - num_runs([*kept, columns[names]])
+            num_saved = num_rows - _num_runs([*kept, columns[names]])
             if (saved := (len(chosen) + len(names)) * num_saved) > most_saved:
                 most_saved = saved
                 kept.append(columns[names])
@@ -223,6 +241,12 @@ class IkjtConverter(Converter):
         for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
             groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
         return list(groups.values())
+
+
+def _num_runs(columns: Iterable[Tensor]) -> int:
+    from recd_plugins.api import jagged
+
+    return jagged.runs_of_equal_rows([*columns])[0].numel()
 
 
 def check_features(

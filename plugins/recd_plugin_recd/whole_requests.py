@@ -41,9 +41,10 @@ class WholeRequests(DatasetWrapper):
 
     A request is a run of rows with the same request column, or else session column. Each step
     divides the requests of all ranks anew, which changes its loss only by floating-point rounding.
-    Batches of ranks differ in size, so training weights losses by the number of rows. Each rank
-    reads the rows of all ranks. Requests larger than a batch are cut. Rank 0 logs the number of
-    cuts after an epoch.
+    (If labels are missing, the mean over each rank's labelled rows depends on the division.)
+    Batches of ranks differ in size, also from ``batch_size``, which is their mean, so training
+    weights losses by the number of rows. Each rank reads the rows of all ranks. Requests larger
+    than a batch are cut. Rank 0 logs the number of cuts after an epoch.
     """
 
     name = "recd.whole_requests"

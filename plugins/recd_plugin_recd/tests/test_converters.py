@@ -114,7 +114,9 @@ def test_wrong_options_are_refused(cls: Any, options: dict[str, Any], message: s
         cls.Options(**options)
 
 
-def test_user_features_are_those_whose_rows_repeat_together() -> None:
+def test_user_features_are_those_whose_rows_repeat_together(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """`bought` changes more often than the others, `item` in every row."""
     schema = FeatureSchema(sparse=tuple(COLUMNS), dense=("age", "price"), label="label")
     data = rows_of(COLUMNS).data
@@ -127,10 +129,12 @@ def test_user_features_are_those_whose_rows_repeat_together() -> None:
     assert batch.user_features == ("viewed", "seller")
     assert batch.user_dense_columns == (0,)
     assert auto.user_features == ("viewed", "seller", "age")
+    assert not caplog.text
     named = make(IkjtConverter, user_features=["bought", "price"])
     named.fit(rows, schema)
     batch = named.convert(rows, schema)
     assert (batch.user_features, batch.user_dense_columns) == (("bought",), (1,))
+    assert "'price' changes most often" in caplog.text
     with pytest.raises(DataError, match=r"'pri\.ce' is not a feature\. Did you mean 'price'\?"):
         make(IkjtConverter, user_features=["pri.ce"]).fit(rows, schema)
 
