@@ -99,7 +99,11 @@ CASES = [
     (ARCHITECTURES[1], (2, 1), Placement(("item",), (), ("liked", "seen")), ("liked", "seen")),
     (ARCHITECTURES[0], (0, 2), Placement(("user", "country")), USER),
     ({"top_mlp": [9], "multi_task": {}}, (1, 2), PLACEMENT, USER),
-    ({"architecture": "dcn", "multi_task": {"kind": "ple"}}, (1, 2), PLACEMENT, USER),
+    *(
+        ({**model, "multi_task": {"kind": kind}}, (1, 2), PLACEMENT, USER)
+        for kind in ("mmoe", "ple")
+        for model in ARCHITECTURES[:2]
+    ),
 ]
 
 

@@ -26,7 +26,7 @@ from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.interfaces.tasks import Task, total_loss
 from recd_plugins.model.cuda_graph import GraphedLoss
-from recd_plugins.model.multi_task import MultiTaskArch, splits_first_layer
+from recd_plugins.model.multi_task import MultiTaskArch, num_first_layers
 from recd_plugins.model.sequence_pooling import PooledSides, SequencePooling
 from recd_plugins.model.user_split import RequestRowsOfBatch, UserSplit
 from recd_plugins.sparse.request_rows import RequestRows
@@ -133,8 +133,10 @@ class DLRM(nn.Module):
             self.sequences = EmbeddingCollection(tables=configs)
             self.sequence_pooling = SequencePooling(names, spec.embedding_dim, spec.pool_rows)
         features = placement.pooled + placement.replicated + placement.sequence
-        split = spec.user_rows == "unique" and (not tasks or splits_first_layer(spec))
-        self.request_rows = RequestRowsOfBatch(spec, features if split else (), num_dense)
+        split = spec.user_rows == "unique" and (spec.architecture == "dcn" or spec.top_mlp)
+        self.request_rows = RequestRowsOfBatch(
+            spec, features if split else (), num_dense, num_first_layers(spec, len(tasks))
+        )
         self.top = _Top(spec, num_dense, placement, bag_order, tasks)
         self.top.graphed = GraphedLoss() if cuda_graphs else None
 

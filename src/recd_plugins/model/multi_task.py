@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torchrec.modules.mlp import MLP
 
 from recd_plugins.config.schema import ModelSpec, MultiTaskSpec
 from recd_plugins.interfaces.tasks import Task
+from recd_plugins.model.split_input import SplitInput, run_linear, run_mlp
 
 
 class MultiTaskArch(nn.Module):
@@ -36,12 +38,9 @@ class MultiTaskArch(nn.Module):
         width = _width(in_features, spec.top_mlp)
         self.towers = nn.ModuleList(_tower(width, options.tower_mlp) for _ in tasks)
 
-    def forward(self, interactions: Tensor) -> Tensor:
+    def forward(self, interactions: Tensor | SplitInput) -> Tensor:
         """Map ``[B, in_features]`` to logits ``[B, T]``."""
-        return self.logits(self.shared(interactions))
-
-    def logits(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Map the input of each tower, ``[B, width]``, to logits ``[B, T]``."""
+        inputs = self.shared(interactions)
         logits = [tower(each) for tower, each in zip(self.towers, inputs, strict=True)]
         return torch.cat(logits, dim=1)
 
@@ -58,13 +57,13 @@ class MultiTaskArch(nn.Module):
                 nn.init.constant_(last.bias, mean)
 
 
-def splits_first_layer(spec: ModelSpec) -> bool:
-    """Return whether the first layer after the interaction may run once per request.
-
-    MMoE and PLE have several first layers. They need the whole interaction of dot products.
-    """
-    shared = spec.multi_task is None or spec.multi_task.kind == "shared"
-    return spec.architecture == "dcn" or (shared and bool(spec.top_mlp))
+def num_first_layers(spec: ModelSpec, num_tasks: int) -> int:
+    """Return the number of MLPs that read the interaction. Without tasks, this is 1."""
+    options = spec.multi_task or MultiTaskSpec()
+    if options.kind == "shared" or not num_tasks:
+        return 1
+    of_tasks = num_tasks * options.task_experts if options.kind == "ple" else 0
+    return options.experts + of_tasks
 
 
 class SharedBottom(nn.Module):
@@ -75,9 +74,9 @@ class SharedBottom(nn.Module):
         self.num_tasks = num_tasks
         self.bottom = _mlp(in_features, sizes)
 
-    def forward(self, inputs: Tensor) -> list[Tensor]:
+    def forward(self, inputs: Tensor | SplitInput) -> list[Tensor]:
         """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
-        return [self.bottom(inputs)] * self.num_tasks
+        return [run_mlp(self.bottom, inputs)] * self.num_tasks
 
 
 class Experts(nn.Module):
@@ -87,9 +86,9 @@ class Experts(nn.Module):
         super().__init__()
         self.mlps = nn.ModuleList(_mlp(in_features, sizes) for _ in range(num_experts))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor | SplitInput) -> Tensor:
         """Map ``[B, in_features]`` to ``[B, num_experts, width]``."""
-        return torch.stack([mlp(inputs) for mlp in self.mlps], dim=1)
+        return torch.stack([run_mlp(mlp, inputs) for mlp in self.mlps], dim=1)
 
 
 class MixtureOfExperts(nn.Module):
@@ -102,10 +101,10 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(in_features, sizes, num_experts)
         self.gates = nn.ModuleList(nn.Linear(in_features, num_experts) for _ in range(num_tasks))
 
-    def forward(self, inputs: Tensor) -> list[Tensor]:
+    def forward(self, inputs: Tensor | SplitInput) -> list[Tensor]:
         """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
         outputs = self.experts(inputs)
-        return [_mixed(gate(inputs), outputs) for gate in self.gates]
+        return [_mixed(run_linear(gate, inputs), outputs) for gate in self.gates]
 
 
 class ExtractionLayers(nn.Module):
@@ -132,9 +131,10 @@ class ExtractionLayers(nn.Module):
             width = _width(width, sizes)
         self.num_tasks = num_tasks
 
-    def forward(self, inputs: Tensor) -> list[Tensor]:
+    def forward(self, inputs: Tensor | SplitInput) -> list[Tensor]:
         """Map ``[B, in_features]`` to one tensor ``[B, width]`` per task."""
-        states = [inputs] * (self.num_tasks + 1)  # one state per task, then the shared state
+        # One state per task, then the shared state.
+        states: list[Any] = [inputs] * (self.num_tasks + 1)
         for experts, gates in zip(self.experts, self.gates, strict=True):
             assert isinstance(experts, nn.ModuleList)
             assert isinstance(gates, nn.ModuleList)
@@ -143,7 +143,7 @@ class ExtractionLayers(nn.Module):
             mixed.append(torch.cat(outputs, dim=1))
             # The last layer has no shared gate.
             states = [
-                _mixed(gate(state), of_gate)
+                _mixed(run_linear(gate, state), of_gate)
                 for gate, state, of_gate in zip(gates, states, mixed, strict=False)
             ]
         return states

@@ -8,7 +8,7 @@ vectors. Results equal those of the unsplit layers, up to floating-point roundin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,14 +18,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torchrec.models.dlrm import DenseArch, OverArch
 from torchrec.modules.crossnet import LowRankCrossNet, VectorCrossNet
-from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.model.cuda_graph import GraphedLoss
-from recd_plugins.model.multi_task import MultiTaskArch, SharedBottom
+from recd_plugins.model.multi_task import MultiTaskArch
 from recd_plugins.model.sequence_pooling import PooledSides
+from recd_plugins.model.split_input import SplitInput, run_mlp
 from recd_plugins.sparse.request_rows import RequestRows
 
 # Minimum multiply-adds that the split must save per batch row. Below this, its gathers and small
@@ -49,11 +49,15 @@ class RequestRowsOfBatch(nn.Module):
         spec: architecture and sizes of the model.
         features: the interacting features. If empty, all layers run on each batch row.
         num_dense: number of dense features.
+        num_first_layers: number of layers that read the interaction, ``top_mlp[0]`` wide.
     """
 
-    def __init__(self, spec: ModelSpec, features: Sequence[str], num_dense: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, features: Sequence[str], num_dense: int, num_first_layers: int = 1
+    ) -> None:
         super().__init__()
         self.spec, self.features, self.num_dense = spec, frozenset(features), num_dense
+        self.num_first_layers = num_first_layers
 
     def forward(self, batch: ModelInput) -> RequestRows | None:
         """Return the request rows of ``batch``, or None to compute all layers per batch row."""
@@ -80,7 +84,8 @@ class RequestRowsOfBatch(nn.Module):
             outputs = {"low_rank": rank, "full": size, "vector": 1}[self.spec.cross_net]
             return bottom + num_vectors * dim * outputs
         pairs = num_vectors * (num_vectors - 1) // 2
-        return bottom + pairs * dim + (pairs + dense_of_user * dim) * self.spec.top_mlp[0]
+        outputs = self.num_first_layers * self.spec.top_mlp[0]
+        return bottom + pairs * dim + (pairs + dense_of_user * dim) * outputs
 
 
 def padded(request: RequestRows) -> RequestRows:
@@ -205,16 +210,14 @@ class UserSplit:
         if crossnet is None:
             products = self._dot_products(request, vector, of_user, of_rows)
             if isinstance(over_arch, MultiTaskArch):
-                assert isinstance(over_arch.shared, SharedBottom)
-                shared = _run_mlp(over_arch.shared.bottom, products)
-                logits = over_arch.logits([shared] * len(over_arch.tasks))
+                logits = over_arch(products)
             else:
                 mlp, head = over_arch.model
-                logits = head(_run_mlp(mlp, products))
+                logits = head(run_mlp(mlp, products))
         else:
             x = torch.cat([request.expand(of_user), of_rows], dim=1).index_select(1, self._order)
             sides = of_user.flatten(1), of_rows.flatten(1)
-            split = _SplitInput(request, *sides, self._user_scalars, self._row_scalars)
+            split = SplitInput(request, *sides, self._user_scalars, self._row_scalars)
             logits = over_arch(_crossed(crossnet, x.flatten(1), split))
         return logits
 
@@ -230,12 +233,12 @@ class UserSplit:
             return dense_arch(dense)
         of_user, of_rows = self._dense_sides
         user = request.select(dense).index_select(1, of_user)
-        split = _SplitInput(request, user, dense.index_select(1, of_rows), of_user, of_rows)
-        return _run_mlp(dense_arch.model, split)
+        split = SplitInput(request, user, dense.index_select(1, of_rows), of_user, of_rows)
+        return run_mlp(dense_arch.model, split)
 
     def _dot_products(
         self, request: RequestRows, dense_vector: Tensor, user: Tensor, rows: Tensor
-    ) -> _SplitInput:
+    ) -> SplitInput:
         """Return the top MLP's input: the dense vector and the dot products of all pairs."""
         vectors = torch.cat([request.expand(user), rows], dim=1)
         products = torch.bmm(rows, vectors.transpose(1, 2)).flatten(1)
@@ -246,44 +249,10 @@ class UserSplit:
         (of_user if self._dense_of_user else of_rows).insert(0, dense_vector)
         first = torch.cat(of_user, dim=1) if of_user else user.new_empty(len(user), 0)
         columns = self._user_columns, self._row_columns
-        return _SplitInput(request, first, torch.cat(of_rows, dim=1), *columns)
+        return SplitInput(request, first, torch.cat(of_rows, dim=1), *columns)
 
 
-@dataclass(frozen=True, eq=False)
-class _SplitInput:
-    """The input ``[B, K]`` of a linear layer, split into columns of request rows and batch rows.
-
-    Attributes:
-        user: ``[U, K_user]``, the columns ``user_columns`` of the input.
-        rows: ``[B, K_rows]``, the columns ``row_columns`` of the input.
-    """
-
-    request: RequestRows
-    user: Tensor
-    rows: Tensor
-    user_columns: Tensor
-    row_columns: Tensor
-
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return ``x @ weight.T + bias`` for the whole input ``x``, ``[B, num_outputs]``."""
-        of_rows = weight.index_select(1, self.row_columns)
-        if not len(self.user_columns):
-            return F.linear(self.rows, of_rows, bias)
-        of_user = F.linear(self.user, weight.index_select(1, self.user_columns), bias)
-        return torch.addmm(self.request.expand(of_user), self.rows, of_rows.t())
-
-
-def _run_mlp(mlp: nn.Module, split: _SplitInput) -> Tensor:
-    """Return the output of a TorchRec ``MLP``, ``[B, num_outputs]``."""
-    assert isinstance(mlp, MLP)
-    first, *others = mlp._mlp
-    x: Tensor = first._activation_fn(split.linear(first._linear.weight, first._linear.bias))
-    for layer in others:
-        x = layer(x)
-    return x
-
-
-def _crossed(crossnet: Any, x_0: Tensor, split: _SplitInput) -> Tensor:
+def _crossed(crossnet: Any, x_0: Tensor, split: SplitInput) -> Tensor:
     """Return the output of a TorchRec cross network for ``x_0``, ``[B, K]``.
 
     ``split`` has the same values as ``x_0``. Only the first product is computed once per request
