@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torchrec.modules.mlp import MLP
 
 from recd_plugins.sparse.request_rows import RequestRows
 
@@ -45,15 +44,14 @@ def run_linear(layer: Any, inputs: Tensor | SplitInput) -> Tensor:
     return x
 
 
-def run_mlp(mlp: nn.Module, inputs: Tensor | SplitInput) -> Tensor:
-    """Return the output of a TorchRec ``MLP`` with at least one layer, ``[B, num_outputs]``."""
+def run_mlp(mlp: Any, inputs: Tensor | SplitInput) -> Tensor:
+    """Return the output of a TorchRec ``MLP``, ``[B, num_outputs]``."""
     x: Tensor
-    if not isinstance(inputs, SplitInput):
+    if isinstance(inputs, Tensor):
         x = mlp(inputs)
-        return x
-    assert isinstance(mlp, MLP)
-    first, *others = mlp._mlp
-    x = first._activation_fn(run_linear(first._linear, inputs))
-    for layer in others:
-        x = layer(x)
+    else:
+        first, *others = mlp._mlp
+        x = first._activation_fn(run_linear(first._linear, inputs))
+        for layer in others:
+            x = layer(x)
     return x
