@@ -20,6 +20,7 @@ from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.interfaces.tasks import Task
 from recd_plugins.model import user_split
 from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.multi_task import num_first_layers
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.model.user_split import RequestRowsOfBatch
 from recd_plugins.runtime.launch import launch
@@ -159,13 +160,25 @@ def test_loss_and_gradients_are_those_of_layers_per_row(
 def test_the_split_needs_to_save_more_than_it_costs() -> None:
     request = RequestRows(torch.arange(64) // 16, torch.arange(4) * 16, tuple("abcdefghijklmnop"))
     batch = ModelInput(torch.zeros(64, 2), None, torch.zeros(64), request=request)
-    for num_features, splits in ((4, False), (16, True)):
-        choose = RequestRowsOfBatch(ModelSpec(), request.features[:num_features], 2)
+    for num_features, num_layers, splits in ((4, 1, False), (4, 12, True), (16, 1, True)):
+        features = request.features[:num_features]
+        choose = RequestRowsOfBatch(ModelSpec(), features, 2, num_layers)
         assert (choose(batch) is request) is splits
     rare = replace(request, first_rows=torch.arange(64), inverse=torch.arange(64))
     assert (
         RequestRowsOfBatch(ModelSpec(), request.features, 2)(replace(batch, request=rare)) is None
     )
+
+
+def test_each_expert_is_a_first_layer() -> None:
+    for options, expected in (
+        (None, 1),
+        ({}, 1),
+        ({"kind": "mmoe", "experts": 3}, 3),
+        ({"kind": "ple", "experts": 3, "task_experts": 2}, 7),
+    ):
+        spec = ModelSpec.model_validate({"multi_task": options})
+        assert num_first_layers(spec, num_tasks=2) == expected
 
 
 def check_on_cuda(_rank: int, _world_size: int, path: Path) -> None:

@@ -58,16 +58,16 @@ class MultiTaskArch(nn.Module):
 
 
 def num_first_layers(spec: ModelSpec, num_tasks: int) -> int:
-    """Return the number of MLPs that read the interaction. Without tasks, this is 1."""
+    """Return the number of MLPs that read the interaction."""
     options = spec.multi_task or MultiTaskSpec()
-    if options.kind == "shared" or not num_tasks:
+    if options.kind == "shared":
         return 1
     of_tasks = num_tasks * options.task_experts if options.kind == "ple" else 0
     return options.experts + of_tasks
 
 
 class SharedBottom(nn.Module):
-    """One MLP with the same output for all tasks."""
+    """Returns the output of one MLP for each task."""
 
     def __init__(self, in_features: int, sizes: Sequence[int], num_tasks: int) -> None:
         super().__init__()
